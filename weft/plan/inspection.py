@@ -183,6 +183,7 @@ class Inspection:
     scheduler_metric: str | None = None  # that the scheduler takes of each validation; None of one that takes none
     unchosen: str | None = None  # why no strategy is chosen for a job that gives none, as a reason
     undivided: str | None = None  # why the batches of such a job stay whole, in the same form
+    without_gpus: str | None = None  # why none of its candidates has any, where there are some; in the same form
     compiled_too: Inspection | None = None  # the same with units compiled, of a job that leaves open whether they are
     uncompiled: str | None = None  # why there is none, as a reason
     ready_seconds: float = 0.0  # what a worker takes to have kernels ready that were made before, of `compiled_too`
@@ -261,6 +262,7 @@ class Inspection:
             data_bytes=data.get("data_bytes"),
             unchosen=data.get("unchosen"),
             undivided=data.get("undivided"),
+            without_gpus=data.get("without_gpus"),
             unsaved=data.get("unsaved"),
             compiled_too=cls.from_wire(compiled) if (compiled := data.get("compiled_too")) else None,
             uncompiled=data.get("uncompiled"),

@@ -8,12 +8,13 @@ has to know them, too.
     with GPUs            one, updated there, by the CPU or by both; one that streams its layers; several, as replicas or
                          as a pipeline; all, or one, beside a CPU replica
 
-Of a job that nobody has given a strategy (`weft run`, without [strategy]) there are few, on CPU workers that each have
-the whole model: what shows only after hours there cannot go wrong.
+Of a job that nobody has given a strategy (`weft run`, without [strategy]) there are few, whose workers each have the
+whole model: what shows only after hours in a pipeline cannot go wrong.
 
-    one worker           as without a choice
+    one worker           as without a choice; so it goes on where another one fails that could not
     one process          all threads
     replicas             r of them, where a batch may be divided
+    with GPUs            one, updated there, by the CPU or by both; one that streams its layers; several, as replicas
 
 No GPU has several stages in a candidate: a prediction takes each stream to be as fast as a GPU of its own.
 
@@ -198,6 +199,8 @@ def _rows_by_default(host: Host) -> Iterator[dict[str, Any]]:
     if host.workers > 1:
         yield {"threads": "all"}
     yield from ({"replicas": count} for count in _counts(host.workers))
+    if host.gpus:
+        yield from _whole_on_gpus(host)
 
 
 def _rows(host: Host) -> Iterator[dict[str, Any]]:
@@ -247,14 +250,19 @@ def _pipelines(num_workers: int) -> Iterator[dict[str, Any]]:
             yield {"stages": stages, "schedule": schedule, "microbatches": microbatches}
 
 
-def _on_gpus(host: Host) -> Iterator[dict[str, Any]]:
+def _whole_on_gpus(host: Host) -> Iterator[dict[str, Any]]:
+    """Each has the whole model."""
     yield {"replicas": [_GPU]}
     for name in _ONE_GPU:
         yield dict(PRESETS[name].axes)
+    yield from ({"replicas": [_GPU] * count} for count in _counts(host.gpus))
+
+
+def _on_gpus(host: Host) -> Iterator[dict[str, Any]]:
+    yield from _whole_on_gpus(host)
     for count in dict.fromkeys((1, host.gpus)):
         yield from _beside([_GPU] * count, all_threads=host.workers > 1)
     for count in _counts(host.gpus):
-        yield {"replicas": [_GPU] * count}
         for pipeline in _pipelines(count):
             stages, others = pipeline["stages"], {axis: pipeline[axis] for axis in ("schedule", "microbatches")}
             yield {"replicas": [_GPU | {"stages": stages}], **others}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -36,6 +36,7 @@ from weft.scheduler.core.events import (
     DrainRequested,
     DropArenas,
     Event,
+    FallBack,
     HandMemoryOn,
     JobFaulted,
     JobPlanned,
@@ -124,6 +125,7 @@ class Model:
 
     stages: int
     kind: str
+    is_chosen: bool = False  # nobody has asked for its strategy, and it has not come to be one worker's
     states: list[tuple[str, int]] = field(default_factory=list)
     iterations: dict[int, list[int]] = field(default_factory=dict)  # of each attempt
     possible: set[str] = field(default_factory=lambda: {"completed"})
@@ -193,8 +195,10 @@ class Play(RuleBasedStateMachine):
                 model.changes = False  # what it was to go on from was lost
                 assert model.snapshot is None or model.kind != "cpu" or model.paused, "it goes on with its plan"
                 plan = self._plans[model.stages, model.kind, 1 + 2 * (command.attempt % 2)]
-                planned = JobPlanned(job=command.job, attempt=command.attempt, plan=plan, checkpoint=model.on_disk)
-                self.answer(command.worker, planned)
+                instead = {"cpu": 1, "loader": 1} if model.is_chosen else None
+                self.answer(
+                    command.worker, JobPlanned(job=command.job, attempt=command.attempt, plan=plan, instead=instead)
+                )
             case Prepare():
                 model = self.models[command.job]
                 assert command.snapshot == (model.snapshot or model.on_disk), "the newest that is whole, or none"
@@ -237,6 +241,10 @@ class Play(RuleBasedStateMachine):
             case DropArenas(attempt=None):
                 self.arenas.discard((command.job, None))
                 self.models[command.job].snapshot = None
+            case FallBack():
+                model = self.models[command.job]
+                assert model.is_chosen, "once at the most"
+                model.stages, model.kind, model.is_chosen = 1, "cpu", False
             case DropArenas():
                 self.arenas.discard((command.job, command.attempt))
                 self.models[command.job].releasing = False
@@ -271,13 +279,18 @@ class Play(RuleBasedStateMachine):
         if holder is not None and not self.models[holder].releasing:
             model = self.models[holder]
             model.lose_a_worker(self.core.jobs[holder].attempt)
-            if exit_code != -9 or model.losses > MAX_LOSSES:
+            if (exit_code != -9 or model.losses > MAX_LOSSES) and not self.falls_back(holder):
                 model.possible = {"failed"}
         worker.alive = worker.starting = worker.doomed = False
         self.late += [event for event in worker.answers if not isinstance(event, WorkerReleased)]
         worker.answers.clear()
         worker.lanes.clear()
         self.tell(WorkerLost(worker=name, exit_code=exit_code))
+
+    def falls_back(self, name: str) -> bool:
+        """A job that fails now."""
+        job = self.core.jobs[name]
+        return self.models[name].is_chosen and job.instead is not None and "gpu" in job.needs
 
     def busy(self) -> list[str]:
         """Workers that have something to say, or to do."""
@@ -298,6 +311,8 @@ class Play(RuleBasedStateMachine):
             event = worker.answers.popleft()
             if isinstance(event, WorkerReleased):
                 worker.lanes.clear()
+            if isinstance(event, JobPlanned):  # the disk is looked at last
+                event = replace(event, checkpoint=self.models[event.job].on_disk)
             self.tell(event)
 
     # --- what may happen
@@ -307,10 +322,16 @@ class Play(RuleBasedStateMachine):
         for command in self.core.start():
             self.perform(command)
 
-    @rule(stages=st.integers(1, NUM_CPUS + 1), kind=st.sampled_from(KINDS), priority=st.integers(-1, 1))
-    def submit(self, stages: int, kind: str, priority: int) -> None:
+    @rule(
+        stages=st.integers(1, NUM_CPUS + 1),
+        kind=st.sampled_from(KINDS),
+        is_chosen=st.booleans(),
+        priority=st.integers(-1, 1),
+    )
+    def submit(self, stages: int, kind: str, is_chosen: bool, priority: int) -> None:
         name = f"job-{len(self.models)}"
-        self.models[name] = Model(stages, kind, possible={"completed"} if stages <= NUM_CPUS else {"failed"})
+        possible = {"completed"} if stages <= NUM_CPUS else {"failed"}
+        self.models[name] = Model(stages, kind, is_chosen, possible=possible)
         strategy = self._spec_of(**strategy_of(stages, kind)).strategy
         inspector = inspecting_worker(needs := workers_needed(strategy))
         self.tell(JobSubmitted(job=name, needs=needs, inspector=inspector, priority=priority))
@@ -370,7 +391,8 @@ class Play(RuleBasedStateMachine):
             self.tell(WorkerReleased(worker=name, job=event.job, attempt=event.attempt, clean=not unclean))
             return
         model = self.models[event.job]
-        if not model.ended and model.states[-1][1] == event.attempt and not model.releasing:
+        is_heard = not model.ended and model.states[-1][1] == event.attempt and not model.releasing
+        if is_heard and not self.falls_back(event.job):
             model.possible = {"failed"}
         self.tell(JobFaulted(job=event.job, attempt=event.attempt, reason="user-error", message="", exit_code=1))
 

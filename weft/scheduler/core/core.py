@@ -209,7 +209,7 @@ class Core(Starting):
         if job.phase in (Phase.QUEUED, Phase.PAUSED):  # nothing of its own has failed: it can have no directory
             job.outcome = outcome
             return self._end(job)
-        return self._release(job, outcome)
+        return self._release(job, outcomes.or_on_one_worker(outcome, job))
 
     def _pause_requested(self, event: events.PauseRequested) -> list[Command]:
         """Nothing where it is about to end."""
@@ -290,8 +290,9 @@ class Core(Starting):
         losses.note(event, job)
         change.forget(job)
         job.workers = tuple(w for w in job.workers if w != event.worker)
-        outcome = outcomes.of_lost_worker(event, job)
-        goes_on = outcome.state == "recovering" and dispatch.can_mend(job) and job.stopping is None
+        outcome = outcomes.or_on_one_worker(outcomes.of_lost_worker(event, job), job)
+        is_same = outcome.state == "recovering" and not outcome.falls_back
+        goes_on = is_same and dispatch.can_mend(job) and job.stopping is None
         if goes_on and job.phase is Phase.MENDING:
             return [*commands, outcomes.record_of(outcome, job), *self._next_attempt(job)]
         job.replay = None

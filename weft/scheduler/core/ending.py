@@ -13,6 +13,7 @@ from weft.scheduler.core.job import Job, Outcome, Phase
 from weft.scheduler.core.replanning import change
 from weft.scheduler.core.replaying import steps
 from weft.scheduler.core.state import State
+from weft.spec.workers_needed import inspecting_worker
 
 RELEASE_SECONDS = 10.0  # a worker that has not let go by then is killed; a task on a CPU lasts well under it
 CANCEL_SECONDS = 1.0  # the same of a job that somebody has cancelled, and waits for: done within 2 s, come what may
@@ -93,6 +94,8 @@ class Ending(State):
         if job.outcome.is_end:
             return commands + self._end(job)
         job.plan, job.improved = dispatch.plan_to_go_on_with(job), None
+        if job.outcome.falls_back:
+            commands += self._fall_back(job)
         if not job.is_mended:
             job.attempt += 1
         job.is_mended = False
@@ -103,6 +106,16 @@ class Ending(State):
         queued = events.RecordState(job=job.name, state="queued", attempt=job.attempt)
         saved = snapshots.save(job) if self.draining else []  # it goes on in the next daemon
         return [*commands, _with_reason(queued, outcome), *saved]
+
+    @staticmethod
+    def _fall_back(job: Job) -> list[Command]:
+        """Planned anew, from what is on the disk by then: copies in memory are as the plan was."""
+        assert job.instead is not None
+        job.needs, job.inspector, job.instead = job.instead, inspecting_worker(job.instead), None
+        saved, copies = snapshots.save(job), job.copies
+        job.plan, job.snapshot, job.copies, job.adjustments = None, None, False, ()
+        dropped = [events.DropArenas(job=job.name, attempt=None)] if copies else []
+        return [*saved, *dropped, events.FallBack(job=job.name)]
 
     def _mend(self, job: Job) -> list[Command]:
         """The job holds its workers, and waits for one in the place of each lost one."""

@@ -80,6 +80,7 @@ class JobPlanned:
     attempt: int
     plan: Plan
     checkpoint: Snapshot | None = None  # what it goes on from, unless there is something newer
+    instead: Mapping[str, int] | None = None  # as Job.instead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,6 +327,13 @@ class DropArenas:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FallBack:
+    """The job's strategy, which nobody has asked for, has failed: it is planned for one worker from now on."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordState:
     """The job is in a new state."""
 
@@ -360,6 +368,7 @@ Command = (
     | Release
     | HandMemoryOn
     | DropArenas
+    | FallBack
     | RecordState
     | RecordSnapshot
     | RecordReplay

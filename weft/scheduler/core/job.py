@@ -62,6 +62,7 @@ class Outcome:
     message: str | None = None
     exit_code: int | None = None
     keeps: bool = True  # of an end: the newest snapshot goes to the disk
+    falls_back: bool = False  # of another attempt: it is one worker's, see Job.instead
 
     @property
     def is_end(self) -> bool:
@@ -89,6 +90,8 @@ class Job:
     is_mended: bool = False  # from MENDING on, until it has all workers again: its attempt has not begun
     waiting_for: set[str] = field(default_factory=set)  # workers that have yet to answer in this phase
     plan: Plan | None = None
+    # By kind, the workers that it needs where a strategy fails that it does not give itself; None where none is other
+    instead: Mapping[str, int] | None = None
     improved: Plan | None = None  # another one, from the moment when it is to stop for that until it goes on with it
     lanes: dict[tuple[str, str], LaneState] = field(default_factory=dict)
     num_behind: int = 0  # lanes that have not finished the first iteration that is not done

@@ -27,6 +27,8 @@ MAX_DIRECTORY_LOSSES = 10  # in one job; arbitrary: it runs none of the job's co
 SIGKILL_EXIT = -9
 LINK_REMEDY = "the job's code must leave Weft's descriptors alone"
 OUT_OF_MEMORY, CORRUPTED = "out-of-memory", "corrupted"
+_OF_STRATEGIES = frozenset({OUT_OF_MEMORY, "shared-memory", "invalid-plan"})
+_OF_DEVICES = frozenset({"user-error", "invalid-workload", "internal", "worker-lost"})  # code may be for the host alone
 MEMORY_REMEDY = "give smaller microbatches, more stages, or recompute = true"
 HUNG_REMEDY = "stacks-*.txt in the run directory have where it was; what only takes long needs more job.hang_seconds"
 EXIT_HUNG = 1
@@ -87,6 +89,17 @@ def of_fault(event: JobFaulted, job: Job) -> Outcome:
     if len(job.losses) <= MAX_LOSSES:
         return Outcome("recovering", CORRUPTED, f"{event.message}; the job {_again(job)}")
     return Outcome("failed", CORRUPTED, f"{event.message}{losses.told(job)}", event.exit_code)
+
+
+def or_on_one_worker(outcome: Outcome, job: Job) -> Outcome:
+    """Of a job whose strategy nobody has asked for: where that may be what failed, it is to end as it would without."""
+    reasons = _OF_STRATEGIES | _OF_DEVICES if "gpu" in job.needs else _OF_STRATEGIES
+    if not outcome.is_end or job.instead is None or outcome.reason not in reasons:
+        return outcome
+    told = (
+        f"no [strategy]: what was chosen has failed; the job goes on on one CPU worker (attempt {job.attempt + 1})"
+    )
+    return Outcome("recovering", outcome.reason, f"{outcome.message}\n{told}", falls_back=True)
 
 
 def kill_hung(worker: str, event: WorkerHung, job: Job | None) -> list[Command]:

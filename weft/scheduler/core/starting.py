@@ -71,6 +71,7 @@ class Starting(Ending):
         job = self._current(event.job, event.attempt, Phase.PLANNING)
         if job is None:
             return []
+        job.instead = event.instead
         if job.snapshot is None and event.checkpoint is not None:
             job.snapshot = event.checkpoint
             job.adjustments = job.adjustments or event.checkpoint.adjusted

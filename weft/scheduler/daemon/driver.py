@@ -275,6 +275,8 @@ class Driver:
                 self._pool.send(command.worker, order_of(command, self.estate))
             case events.DropArenas():
                 (self.savers.drop_after if command.attempt is None else self._drop)(command)
+            case events.FallBack():
+                self.runs[command.job].fall_back()
             case events.RecordState():
                 self._record_state(command)
             case _:

@@ -49,7 +49,7 @@ def find_checkpoint(run: Run, plan: Plan) -> Found:
     if newest is None:
         return Found(checkpoint=None, refused=told)
     iteration = plan.itinerary.update_of(newest.step)
-    adjusted = _adjusted_by(newest, iteration, told) if is_own else ()  # another job may be another strategy's
+    adjusted = _adjusted_by(newest, iteration, plan, told) if is_own else ()  # another job may be another strategy's
     checkpoint = Snapshot(iteration=iteration, path=str(newest.path), adjusted=adjusted)
     try:
         recorded = recorded_iterations(run.files.path / METRICS, plan.itinerary)
@@ -78,15 +78,17 @@ def adjusted_behind(attempt: PlannedAttempt, iteration: int) -> dict[str, Any]:
     return adjusted
 
 
-def _adjusted_by(checkpoint: Checkpoint, iteration: int, told: list[str]) -> tuple[tuple[int, Adjustment], ...]:
-    """In place of what is no shares and no buckets: nothing."""
+def _adjusted_by(
+    checkpoint: Checkpoint, iteration: int, plan: Plan, told: list[str]
+) -> tuple[tuple[int, Adjustment], ...]:
+    """In place of what is no shares and no buckets, or nothing that the plan adjusts: nothing."""
     found, shares, local = [], checkpoint.adjusted.get("shares", []), checkpoint.adjusted.get("local", [])
     if not _are((int, float), shares) or not _are((int,), local) or (shares and not sum(shares) > 0):
         told.append(f"{checkpoint.path}: it does not say how the job was adjusted; it adapts anew")
         return ()
-    if shares:
+    if shares and plan.share == "adaptive":
         found.append(Adjustment(shares=tuple(shares)))
-    if "local" in checkpoint.adjusted:
+    if "local" in checkpoint.adjusted and plan.has_ways:
         found.append(Adjustment(local=tuple(local)))
     return tuple((iteration, adjustment) for adjustment in found)
 

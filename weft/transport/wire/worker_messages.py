@@ -168,6 +168,7 @@ class _Facts(TypedDict):
     loose_parameter: NotRequired[str | None]
     unchosen: NotRequired[str | None]
     undivided: NotRequired[str | None]
+    without_gpus: NotRequired[str | None]
     unsaved: str | None
     on_epoch: bool
     endless: NotRequired[bool]

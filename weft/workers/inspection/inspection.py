@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,6 @@ from weft.plan.itinerary import Itinerary
 from weft.spec.candidates import candidates, is_undecided, looked_at, on_one_worker
 from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import ONE_CORE, Host
-from weft.transport.memory.arena import dtype_name
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.devices.host import HostDevice
@@ -39,14 +38,13 @@ from weft.workers.inspection.cut_facts import inspect_batches
 from weft.workers.inspection.divided import keeps_elsewhere, why_undivided
 from weft.workers.inspection.known import NOTHING, Known
 from weft.workers.inspection.pairs import inspect_pairs
-from weft.workers.inspection.state_facts import state_facts
+from weft.workers.inspection.state_facts import parameter_facts
 from weft.workers.inspection.times import copy_bytes_per_second
-from weft.workers.inspection.update_times import GradientSample, UpdateTimes, unsaved, update_times
+from weft.workers.inspection.update_times import GradientSample, unsaved, update_times
 from weft.workers.snapshots.attributes import Attributes
 from weft.workers.updates.sharded_optimizer import is_elementwise
-from weft.workers.updates.updates import group_of
 from weft.workload.aliases import aliases_of, check_aliases, referred_elsewhere
-from weft.workload.building import LITTLE_BYTES, digest_of, number_of
+from weft.workload.building import LITTLE_BYTES, digest_of
 from weft.workload.changes import ParameterChanges
 from weft.workload.compiling.ahead import compile_ahead, note_calls, noted_calls
 from weft.workload.compiling.compiled import compiled_modules
@@ -75,7 +73,7 @@ def inspect_job(
     the daemon's workers. known: what was found out before. Errors: WorkloadError, and whatever the user's code raises.
     """
     if is_undecided(spec):
-        return _by_default(load, spec, host, known)
+        return _by_default(load, spec, device, host, known)
     own, specs = candidates(spec, host), looked_at(spec, host)
     if len(specs) > len(own):
         with contextlib.suppress(Exception):  # a model may be for devices alone: what its own strategy raises is told
@@ -91,7 +89,9 @@ def _of_many(
     return facts | {"timed_size": max(size for size, _ in facts["input"]["shapes"])}
 
 
-def _by_default(load: Callable[[], Workload], spec: JobSpec, host: Host, known: Known) -> dict[str, Any]:
+def _by_default(
+    load: Callable[[], Workload], spec: JobSpec, device: Device, host: Host, known: Known
+) -> dict[str, Any]:
     """Of a job that gives no strategy: what it needs on one worker; and where it is long enough for a second look, what
     others need, too. Whatever goes wrong in that look, the job goes on without it."""
     alone, specs = on_one_worker(spec), candidates(spec, host)
@@ -103,9 +103,9 @@ def _by_default(load: Callable[[], Workload], spec: JobSpec, host: Host, known: 
     if why is None:
         try:
             room = None if loaded * host.workers <= free_memory().host * ROOM else _no_room(loaded)
-            return _of_choices(load, alone, specs, room, known.quiet())
+            return _of_choices(load, alone, specs, room, device, known.quiet())
         except Exception as error:  # of a size of microbatch that the job itself need never have
-            why = f"a look at others raised {type(error).__name__}: {str(error).partition(chr(10))[0]:.200}"
+            why = f"a look at others raised {_named(error)}"
     return facts | {"unchosen": why}
 
 
@@ -119,7 +119,12 @@ def _why_not_worth_it(alone: JobSpec, facts: Mapping[str, Any], load_seconds: fl
 
 
 def _of_choices(
-    load: Callable[[], Workload], alone: JobSpec, specs: Sequence[JobSpec], no_room: str | None, known: Known
+    load: Callable[[], Workload],
+    alone: JobSpec,
+    specs: Sequence[JobSpec],
+    no_room: str | None,
+    device: Device,
+    known: Known,
 ) -> dict[str, Any]:
     """specs: what there is to choose among. no_room: for several replicas, as a reason."""
     workload = load()
@@ -136,9 +141,27 @@ def _of_choices(
         lambda: {"undivided": why_undivided(workload, alone)},
     )
     undivided = no_room or told["undivided"]
-    whole = [each for each in specs if each.strategy.division == alone.strategy.division]
-    facts = _of_many(load, alone, whole if undivided else specs, HostDevice(), known)
-    return facts | {"undivided": undivided}
+    if undivided:
+        specs = [each for each in specs if each.strategy.division == alone.strategy.division]
+    return _of_many_or_on_host(load, alone, specs, device, known) | {"undivided": undivided}
+
+
+def _of_many_or_on_host(
+    load: Callable[[], Workload], alone: JobSpec, specs: Sequence[JobSpec], device: Device, known: Known
+) -> dict[str, Any]:
+    """A model may be for the host alone, or too large for a device."""
+    on_host = [each for each in specs if not _computes_on([each], "gpu")]
+    why = None
+    if len(on_host) < len(specs):
+        try:
+            return _of_many(load, alone, specs, device, known)
+        except Exception as error:
+            why = f"a look at them raised {_named(error)}"
+    return _of_many(load, alone, on_host, device, known) | {"without_gpus": why}
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]:.200}"
 
 
 def _no_room(loaded: int) -> str:
@@ -233,6 +256,7 @@ def _inspected(
         workload, optimizer, sample, device, host=_host_updates(specs, device), own=_device_updates(specs, device)
     )
     update = on_host or on_device
+    stepped = update.optimizer if update is not None and update.moves else None
     scheduler = None if optimizer is None else make_scheduler(workload.scheduler, optimizer)
     return {
         "units": ran.units,
@@ -251,7 +275,7 @@ def _inspected(
         "update_seconds": 0.0 if update is None else update.seconds,
         "device_update_seconds": None if on_device is None else on_device.seconds,
         "metrics": ran.metrics,
-        "parameters": _parameter_facts(workload.model, ran.users, optimizer, update, digests, changing, sample.sparse),
+        "parameters": parameter_facts(workload.model, ran.users, optimizer, stepped, digests, changing, sample.sparse),
         "elementwise": optimizer is None or is_elementwise(optimizer),
         "weighted": workload.weight is not None,
         "on_epoch": learns and workload.on_epoch is not None,
@@ -356,36 +380,4 @@ def _batch_modules(model: nn.Module) -> list[str]:
         f"{name or 'the model'} ({type(module).__name__})"
         for name, module in model.named_modules()
         if isinstance(module, _NormBase) and not isinstance(module, _InstanceNorm)
-    ]
-
-
-def _parameter_facts(
-    model: nn.Module,
-    users: Mapping[int, Sequence[int]],
-    optimizer: torch.optim.Optimizer | None,
-    update: UpdateTimes | None,
-    digests: Mapping[int, int | None],
-    changing: Collection[str],
-    sparse: Collection[int],
-) -> list[dict[str, Any]]:
-    """Of each parameter, in the order of `model.parameters()`. users: numbers of units, by its id. changing: names.
-    sparse: ids of those with sparse gradients."""
-    named = list(model.named_parameters())
-    groups = group_of(optimizer, [parameter for _, parameter in named]) if optimizer is not None else {}
-    return [
-        {
-            "units": users[id(parameter)],
-            "num_elements": parameter.numel(),
-            "dtype": dtype_name(parameter.dtype),
-            "itemsize": parameter.element_size(),
-            "trained": parameter.requires_grad and index in groups,
-            "group": groups.get(index, 0),
-            "state": state_facts(update.optimizer, parameter) if update is not None and update.moves else None,
-            "changed_as": name if name in changing else None,
-            "hooked_as": name if parameter._post_accumulate_grad_hooks else None,
-            "sparse_as": name if id(parameter) in sparse else None,
-            "number": number_of(parameter),
-            "digest": digests.get(index),
-        }
-        for index, (name, parameter) in enumerate(named)
     ]

@@ -7,13 +7,16 @@ knows what belongs to one parameter: it stays where it is.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.transport.memory.arena import dtype_name
 from weft.workers.updates.optimizer_state import is_elementwise, options
+from weft.workers.updates.updates import group_of
+from weft.workload.building import number_of
 
 Entry = tuple[str, str, str, int]  # name, kind, dtype, itemsize
 _NUMBERS = (bool, int, float)  # exact types
@@ -87,3 +90,35 @@ def _entry(name: object, value: Any, parameter: Tensor) -> Entry | None:
     if value.shape == parameter.shape:
         return (name, "elements", dtype_name(value.dtype), value.element_size())
     return None
+
+
+def parameter_facts(
+    model: nn.Module,
+    users: Mapping[int, Sequence[int]],
+    optimizer: torch.optim.Optimizer | None,
+    stepped: torch.optim.Optimizer | None,
+    digests: Mapping[int, int | None],
+    changing: Collection[str],
+    sparse: Collection[int],
+) -> list[dict[str, Any]]:
+    """Of each parameter, in the order of `model.parameters()`. users: numbers of units, by its id. stepped: an
+    optimizer that has, where its state can move. changing: names. sparse: ids of those with sparse gradients."""
+    named = list(model.named_parameters())
+    groups = group_of(optimizer, [parameter for _, parameter in named]) if optimizer is not None else {}
+    return [
+        {
+            "units": users[id(parameter)],
+            "num_elements": parameter.numel(),
+            "dtype": dtype_name(parameter.dtype),
+            "itemsize": parameter.element_size(),
+            "trained": parameter.requires_grad and index in groups,
+            "group": groups.get(index, 0),
+            "state": None if stepped is None else state_facts(stepped, parameter),
+            "changed_as": name if name in changing else None,
+            "hooked_as": name if parameter._post_accumulate_grad_hooks else None,
+            "sparse_as": name if id(parameter) in sparse else None,
+            "number": number_of(parameter),
+            "digest": digests.get(index),
+        }
+        for index, (name, parameter) in enumerate(named)
+    ]

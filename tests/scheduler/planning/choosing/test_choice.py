@@ -224,19 +224,42 @@ def nobodys(spec_of: SpecOf) -> JobSpec:
     return or_auto(JobSpec.parse(job))
 
 
-def test_where_nobody_gives_a_strategy_whole_models_on_cpu_workers_are_the_choice(
-    measured: Callable[..., Inspection], nobodys: JobSpec
+@pytest.mark.parametrize("gpus", [0, 1, 2])
+def test_where_nobody_gives_a_strategy_whole_models_are_the_choice(
+    measured: Callable[..., Inspection], nobodys: JobSpec, gpus: int
 ) -> None:
-    chosen = choose(nobodys, measured([0.01, 0.01], workers=4, gpus=1), make)
+    """GPUs that are no faster than a CPU worker change nothing."""
+    chosen = choose(nobodys, measured([0.01, 0.01], workers=4, gpus=gpus), make)
     assert chosen.lines[0].startswith("no [strategy]: auto chose 4 replicas, ")
-    assert (
-        chosen.lines[-1] == "no [strategy]: GPUs are left alone; strategy.preset = 'auto' has them among its candidates"
-    )
     assert set(chosen.lines) <= set(chosen.plan.notes)
     strategies = [each.spec.strategy for each in chosen.considered]
-    assert all(replica.device == "cpu" for each in strategies for replica in each.replica_list)
+    devices = {tuple({replica.device for replica in each.replica_list}) for each in strategies}
+    assert devices == ({("cpu",), ("gpu",)} if gpus else {("cpu",)}), "none on both"
     assert {replica.num_stages for each in strategies for replica in each.replica_list} == {1}
     assert {count for each in strategies for count in each.microbatch_counts} == {1}
+    wanted = {"cpu": 4, "gpu": gpus, "loader": 1}
+    assert workers_wanted(nobodys, Host(workers=4, gpus=gpus)) == {kind: most for kind, most in wanted.items() if most}
+
+
+def test_where_nobody_gives_a_strategy_a_gpu_is_used_that_is_faster(
+    measured: Callable[..., Inspection], nobodys: JobSpec
+) -> None:
+    """Also where other programs have the cores; not where the model is for the host alone."""
+    inspection = measured([0.01] * 3, gpus=1)
+    inspection = replace(inspection, device_units=tuple(_times_faster(unit, 50) for unit in inspection.units))
+    chosen = choose(nobodys, inspection, make)
+    assert [replica.device for replica in chosen.spec.strategy.replica_list] == ["gpu"]
+    assert chosen.lines[0].startswith("no [strategy]: auto chose one GPU, ")
+    busy = measured([0.01] * 3, gpus=1, speedup=0.01, device_units=inspection.device_units)
+    beside_others = choose(nobodys, busy, make)
+    assert beside_others.spec.strategy == chosen.spec.strategy
+    assert beside_others.lines[-1].startswith("no [strategy]: no more than one CPU worker, since other programs seem ")
+    assert beside_others.inspection == busy
+    alone = choose(nobodys, replace(inspection, without_gpus="a look at them raised TypeError: cpu"), make)
+    assert alone.spec.strategy.replica_list[0].device == "cpu"
+    assert alone.lines[-1] == "no [strategy]: GPUs are left alone, since a look at them raised TypeError: cpu"
+    unchosen = choose(nobodys, replace(busy, unchosen="some 0.2 s are too few"), make)
+    assert unchosen.lines == ("no [strategy]: one worker, since some 0.2 s are too few",)
 
 
 def test_what_is_little_faster_than_one_worker_is_not_worth_it(

@@ -81,24 +81,29 @@ def choose(spec: JobSpec, inspection: Inspection, make: MakePlan) -> Choice:
 
 def _choose_by_default(spec: JobSpec, inspection: Inspection, make: MakePlan) -> Choice:
     """Nobody has asked for it, so it does not refuse what one worker could do."""
-    why = inspection.unchosen or _why_cores_are_taken(inspection)
+    why, free, lines = inspection.unchosen, inspection.host, list[str]()
+    if why is None and free.gpus and inspection.without_gpus:
+        free = dataclasses.replace(free, gpus=0)
+        lines.append(f"{_BY_DEFAULT}: GPUs are left alone, since {inspection.without_gpus}")
+    taken = None if why else _why_cores_are_taken(inspection)
+    if taken is not None and free.gpus:
+        free = dataclasses.replace(free, workers=1)
+        lines.append(f"{_BY_DEFAULT}: no more than one CPU worker, since {taken}")
+    else:
+        why = why or taken
     if why is None:
         try:
-            return _telling(_best(spec, inspection, make, WORTH_IT), *_of_gpus(inspection))
+            best = _best(spec, dataclasses.replace(inspection, host=free), make, WORTH_IT)
+            return _telling(dataclasses.replace(best, inspection=inspection), lines)
         except PlanError as error:
             why = str(error)
-    alone = choose(on_one_worker(spec), inspection, make)
-    return _telling(alone, f"{_BY_DEFAULT}: one worker, since {why}", *_of_gpus(inspection))
+    lines.insert(0, f"{_BY_DEFAULT}: one worker, since {why}")
+    return _telling(choose(on_one_worker(spec), inspection, make), lines)
 
 
-def _telling(choice: Choice, *lines: str) -> Choice:
+def _telling(choice: Choice, lines: Sequence[str]) -> Choice:
     plan = dataclasses.replace(choice.plan, notes=(*lines, *choice.plan.notes))
     return dataclasses.replace(choice, plan=plan, lines=(*choice.lines, *lines))
-
-
-def _of_gpus(inspection: Inspection) -> Iterator[str]:
-    if inspection.host.gpus:
-        yield f"{_BY_DEFAULT}: GPUs are left alone; strategy.preset = 'auto' has them among its candidates"
 
 
 def _best(spec: JobSpec, inspection: Inspection, make: MakePlan, as_good: float) -> Choice:
