@@ -21,7 +21,7 @@ from weft.scheduler.core.back_off import back_off
 from weft.scheduler.core.events import Command, Event
 from weft.scheduler.core.job import Phase
 from weft.scheduler.core.outcomes import EXIT_SOFTWARE
-from weft.scheduler.daemon.guard import Guard, Spawn
+from weft.scheduler.daemon.guard import Guard, Spawn, told_of_bug
 from weft.scheduler.daemon.hangs import Hangs
 from weft.scheduler.daemon.hearing import Hearing
 from weft.scheduler.daemon.link import DIRECTORY, saver_of
@@ -43,8 +43,6 @@ from weft.spec.job_spec import JobSpec, SpecError
 from weft.spec.job_state import JobState
 from weft.spec.workers_needed import inspecting_worker
 from weft.transport.wire.frames import Message
-
-MAX_BUG_CHARS = 500  # of an exception's text, in the reason that a job's owner reads
 
 
 class Driver:
@@ -215,9 +213,7 @@ class Driver:
         if job is None or job.name in self._failing:
             return
         self._failing.add(job.name)
-        told = f"{type(bug).__name__}: {bug}"[:MAX_BUG_CHARS]
-        message = f"a fault of Weft's own ({told}), not of the job's code; please report it, with the daemon's log"
-        self._fail(job.name, job.attempt, "internal", message, exit_code=EXIT_SOFTWARE)
+        self._fail(job.name, job.attempt, "internal", told_of_bug(bug), exit_code=EXIT_SOFTWARE)
         self._failing.discard(job.name)
 
     def _job_of(self, what: Event | Command) -> str | None:
@@ -276,7 +272,7 @@ class Driver:
             case events.DropArenas():
                 (self.savers.drop_after if command.attempt is None else self._drop)(command)
             case events.FallBack():
-                self.runs[command.job].fall_back()
+                self._plans.fall_back(self.runs[command.job])
             case events.RecordState():
                 self._record_state(command)
             case _:

@@ -22,9 +22,16 @@ from typing import Any
 
 MAX_TRACEBACKS = 5  # in the daemon's log, of so many seconds: the same bug may be met a thousand times
 TRACEBACK_SECONDS = 60.0
+MAX_BUG_CHARS = 500  # of an exception's text, in the reason that a job's owner reads
 
 Then = Callable[[Exception], None]
 Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]  # a task of that group, and its name
+
+
+def told_of_bug(bug: Exception) -> str:
+    """To a job's owner."""
+    told = f"{type(bug).__name__}: {bug}"[:MAX_BUG_CHARS]
+    return f"a fault of Weft's own ({told}), not of the job's code; please report it, with the daemon's log"
 
 
 class Complaints:

@@ -123,6 +123,12 @@ class Plans:
         run.choose(choice.spec.model_copy(update={"strategy": strategy}))
         return choice.plan, choice.inspection
 
+    @staticmethod
+    def fall_back(run: Run) -> None:
+        """From what was chosen though nobody had asked for a choice."""
+        run.choose(on_one_worker(run.spec))
+        run.given, run.exception = None, None
+
     # --- another plan for a job that runs
 
     def is_due(self, run: Run) -> bool:

@@ -51,7 +51,6 @@ from weft.scheduler.runs.iteration_pace import Pace
 from weft.scheduler.runs.progress import Progress, finite
 from weft.scheduler.runs.run_directory import RunDirectory
 from weft.scheduler.runs.snapshot_pace import LEAST_SECONDS, ReplayPace, SnapshotPace
-from weft.spec.candidates import on_one_worker
 from weft.spec.job_spec import JobSpec
 from weft.spec.job_state import JobState
 from weft.spec.schedule_text import GRID_FILE, MEASURED
@@ -258,11 +257,6 @@ class Run:
         """From then on the job's strategy is the one that was chosen, in other attempts and daemons, too."""
         self.spec = spec
         self.files.keep(CHOSEN, json.dumps(spec.strategy.model_dump(exclude_none=True), indent=2) + "\n")
-
-    def fall_back(self) -> None:
-        """From what was chosen though nobody had asked for a choice."""
-        self.choose(on_one_worker(self.spec))
-        self.given = None
 
     def start(self, now: float) -> None:
         """All workers are prepared."""
