@@ -26,7 +26,7 @@ STEPS, FAILS_AT = 1500, 350
 FASTER_THERE = (
     f"AT = {FAILS_AT}\n"
     + """
-import time
+import os, time
 from pathlib import Path
 
 import torch, weft
@@ -40,14 +40,14 @@ class Slow(torch.nn.Module):
         time.sleep(self.seconds)
         return x
 
-def workload(counter, fails, only_host=False):
+def workload(counter, fails, looked_at=""):
     with open(counter, "a") as file:
         file.write("x")
         loads = file.tell()
     calls, failed, runs = 0, Path(counter + "-failed"), Path(counter).parents[2] / "s" / "runs"
     before = len([*runs.glob("*/checkpoints/step-*")])
-    if loads == 3 and only_host:
-        raise TypeError("this is for the host")
+    if loads == 3:
+        exec(looked_at)
 
     def loss(output, target):
         nonlocal calls
@@ -97,13 +97,14 @@ def devices_of(result: dict[str, Any]) -> list[str]:
     return ["cpu"] if isinstance(replicas, int) else [replica["device"] for replica in replicas]
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=4)
 @pytest.mark.parametrize("fails", ["torch.OutOfMemoryError('full')", "TypeError('not for devices')"])
 def test_what_fails_by_the_choice_goes_on_on_one_cpu_worker(with_a_device: RealDaemon, fails: str) -> None:
     result, log = run(with_a_device, fails)
     assert "no [strategy]: auto chose one GPU" in log
     assert fails.partition("(")[2][1:-2] in log
-    assert "no [strategy]: what was chosen has failed; the job goes on on one CPU worker (attempt 2)" in log
+    assert "no [strategy]: the choice has failed; the job goes on on one CPU worker (attempt 2)" in log
     assert "goes on from " in log
     assert devices_of(result) == ["cpu"]
     assert result["exception"] is None
@@ -119,6 +120,14 @@ def test_what_does_not_fail_stays_on_the_device(with_a_device: RealDaemon) -> No
 
 @pytest.mark.slow(seconds=3)
 def test_a_model_for_the_host_alone_is_looked_at_there(with_a_device: RealDaemon) -> None:
-    result, log = run(with_a_device, "", only_host=True)
+    result, log = run(with_a_device, "", looked_at="raise TypeError('this is for the host')")
     assert "no [strategy]: GPUs are left alone, since a look at them raised TypeError: this is for the host" in log
+    assert devices_of(result) == ["cpu"]
+
+
+@pytest.mark.slow(seconds=3)
+def test_one_that_ends_the_process_there_too(with_a_device: RealDaemon) -> None:
+    result, log = run(with_a_device, "", looked_at="os.abort()")
+    assert "gpu-0 died of signal 6 (SIGABRT)" in log
+    assert "no [strategy]: the choice has failed; the job goes on on one CPU worker (attempt 2)" in log
     assert devices_of(result) == ["cpu"]

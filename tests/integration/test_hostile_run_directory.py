@@ -187,6 +187,7 @@ def source_that_replaces(kind: str, files: list[str], secret: Path) -> str:
     return LINE.replace(gate, f"replace_all(); {gate}") + setup
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_job_whose_code_replaces_its_files_ends_by_itself_and_no_other_is_touched(

@@ -99,6 +99,12 @@ def on_one_worker(spec: JobSpec) -> JobSpec:
     return spec.model_copy(update={"strategy": Strategy(), "by_default": None})
 
 
+def instead_of(spec: JobSpec, host: Host) -> dict[str, int] | None:
+    """By kind, the workers of a job on one, where it has another strategy, or is to have one, that nobody gave it."""
+    alone = on_one_worker(spec)
+    return workers_wanted(alone, host) if spec.by_default and spec.strategy != alone.strategy else None
+
+
 def looked_at(spec: JobSpec, host: Host) -> tuple[JobSpec, ...]:
     """What an inspection finds out the times and shapes of: the candidates; and where a job on devices is planned only,
     what tells what the host would bring beside them."""

@@ -16,6 +16,7 @@ from weft.scheduler.core.events import (
     FallBack,
     JobFaulted,
     JobPlanned,
+    JobSubmitted,
     PauseRequested,
     PlanJob,
     Prepare,
@@ -25,6 +26,7 @@ from weft.scheduler.core.events import (
     Snapshot,
     SnapshotSaved,
     WorkerLost,
+    WorkerReleased,
 )
 from weft.scheduler.core.job import Phase
 
@@ -59,7 +61,7 @@ def test_it_is_planned_for_one_worker_from_what_it_has_come_to(rehearsal: Any, a
     recorded = fault(rehearsal, reason)[0]
     assert (recorded.state, recorded.reason) == ("recovering", reason)
     assert recorded.message == (
-        "it failed\nno [strategy]: what was chosen has failed; the job goes on on one CPU worker (attempt 2)"
+        "it failed\nno [strategy]: the choice has failed; the job goes on on one CPU worker (attempt 2)"
     )
     newest = rehearsal.job.snapshot
     commands = rehearsal.release()
@@ -105,6 +107,25 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_not_the_jobs_end_either(pl
     rehearsal.tell(WorkerLost(worker="cpu-1", exit_code=-9, shortage="was killed by the kernel for lack of memory"))
     assert rehearsal.job.keeps == frozenset(), "nobody keeps what is of another plan"
     assert rehearsal.release()[-1] == PlanJob(job="a", attempt=2, worker="cpu-0")
+
+
+def test_a_look_at_devices_that_ends_the_worker_does_not_end_the_job(plan_of: Callable[..., Plan]) -> None:
+    """An error of the job's code does: the inspection begins with what the job needs on one worker."""
+    plan = plan_of(replicas=[{"device": "gpu"}], update="local", steps=16, window=4)
+    for event, states in (
+        (WorkerLost(worker="gpu-0", exit_code=-6), ["recovering", "queued", "planning"]),
+        (JobFaulted(job="b", attempt=1, reason="user-error", message="it failed", exit_code=1), ["failed"]),
+    ):
+        rehearsal = Rehearsal(plan, {"cpu-0": "cpu"})
+        rehearsal.tell(CancelRequested(job="a"))
+        rehearsal.release()
+        rehearsal.tell(JobSubmitted(job="b", needs=rehearsal.needs, inspector=0, instead=ALONE))
+        assert rehearsal.core.jobs["b"].phase is Phase.PLANNING
+        commands = rehearsal.tell(event)
+        for worker in sorted(rehearsal.core.jobs["b"].waiting_for):
+            commands += rehearsal.tell(WorkerReleased(worker=worker, job="b", attempt=1, clean=True))
+        assert [each.state for each in commands if isinstance(each, RecordState)] == states
+        assert [each.worker for each in commands if isinstance(each, PlanJob)] == ["cpu-0"] * (len(states) > 1)
 
 
 def test_what_comes_between_is_dealt_with_first(rehearsal: Any) -> None:

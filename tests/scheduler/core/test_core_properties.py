@@ -104,6 +104,7 @@ def strategy_of(stages: int, kind: str) -> dict[str, Any]:
     return {"replicas": replicas, "update": "cpu", "recovery": recovery}
 
 
+ALONE = {"cpu": 1, "loader": 1}
 MAPPED = (Phase.RUNNING, Phase.SAVING)  # the job's workers map all of its memory
 
 
@@ -195,10 +196,8 @@ class Play(RuleBasedStateMachine):
                 model.changes = False  # what it was to go on from was lost
                 assert model.snapshot is None or model.kind != "cpu" or model.paused, "it goes on with its plan"
                 plan = self._plans[model.stages, model.kind, 1 + 2 * (command.attempt % 2)]
-                instead = {"cpu": 1, "loader": 1} if model.is_chosen else None
-                self.answer(
-                    command.worker, JobPlanned(job=command.job, attempt=command.attempt, plan=plan, instead=instead)
-                )
+                planned = JobPlanned(job=command.job, attempt=command.attempt, plan=plan)
+                self.answer(command.worker, replace(planned, instead=ALONE if model.is_chosen else None))
             case Prepare():
                 model = self.models[command.job]
                 assert command.snapshot == (model.snapshot or model.on_disk), "the newest that is whole, or none"
@@ -289,8 +288,7 @@ class Play(RuleBasedStateMachine):
 
     def falls_back(self, name: str) -> bool:
         """A job that fails now."""
-        job = self.core.jobs[name]
-        return self.models[name].is_chosen and job.instead is not None and "gpu" in job.needs
+        return self.models[name].is_chosen and "gpu" in self.core.jobs[name].needs
 
     def busy(self) -> list[str]:
         """Workers that have something to say, or to do."""
@@ -334,7 +332,8 @@ class Play(RuleBasedStateMachine):
         self.models[name] = Model(stages, kind, is_chosen, possible=possible)
         strategy = self._spec_of(**strategy_of(stages, kind)).strategy
         inspector = inspecting_worker(needs := workers_needed(strategy))
-        self.tell(JobSubmitted(job=name, needs=needs, inspector=inspector, priority=priority))
+        begin = JobSubmitted(job=name, needs=needs, inspector=inspector, priority=priority)
+        self.tell(replace(begin, instead=ALONE if is_chosen else None))
         if stages > NUM_CPUS:  # as the driver has it, of a job in the ledger
             self.tell(JobFaulted(job=name, attempt=1, reason="invalid-plan", message="too few", exit_code=2))
 
@@ -392,7 +391,7 @@ class Play(RuleBasedStateMachine):
             return
         model = self.models[event.job]
         is_heard = not model.ended and model.states[-1][1] == event.attempt and not model.releasing
-        if is_heard and not self.falls_back(event.job):
+        if is_heard and not (self.falls_back(event.job) and self.core.jobs[event.job].phase is not Phase.PLANNING):
             model.possible = {"failed"}
         self.tell(JobFaulted(job=event.job, attempt=event.attempt, reason="user-error", message="", exit_code=1))
 

@@ -87,7 +87,8 @@ def test_a_copy_of_a_unit_is_a_unit_of_its_own(forward: Callable[..., CompiledFo
     assert uncompiled(made)(torch.ones(1, 3)).abs().sum() > 0
 
 
-@pytest.mark.slow(seconds=2)
+@pytest.mark.days(3)
+@pytest.mark.slow(seconds=11)
 @pytest.mark.filterwarnings("ignore")  # torch's own, where it compiles
 def test_shapes_are_compiled_ahead_as_they_were_noted_and_too_many_are_refused(
     forward: Callable[..., CompiledForward], tmp_path: Any

@@ -251,7 +251,8 @@ def test_what_is_known_of_calls_does_not_grow_with_a_number_that_each_step_has_a
     assert (len(calls._known), len(calls._alike)) == (10, 10)
 
 
-@pytest.mark.slow
+@pytest.mark.days(3)
+@pytest.mark.slow(seconds=3)
 @pytest.mark.parametrize("name", MODELS["NAMES"])
 def test_any_model_gives_its_own_loss_for_batches_of_sizes_that_come_late(name: str) -> None:
     torch.manual_seed(0)

@@ -132,7 +132,7 @@ class Core(Starting):
         assert event.job not in self.jobs, event.job
         self._sequence += 1
         job = Job(event.job, event.needs, event.inspector, event.priority, self._sequence, event.attempt)
-        self.jobs[event.job] = job
+        self.jobs[event.job], job.instead = job, event.instead
         if event.paused:
             self._move(job, Phase.PAUSED, "it was")
         return [events.RecordState(job=job.name, state=job.phase, attempt=job.attempt)]
@@ -209,7 +209,9 @@ class Core(Starting):
         if job.phase in (Phase.QUEUED, Phase.PAUSED):  # nothing of its own has failed: it can have no directory
             job.outcome = outcome
             return self._end(job)
-        return self._release(job, outcomes.or_on_one_worker(outcome, job))
+        if job.phase is not Phase.PLANNING:  # where its code is run as on one worker first
+            outcome = outcomes.or_on_one_worker(outcome, job)
+        return self._release(job, outcome)
 
     def _pause_requested(self, event: events.PauseRequested) -> list[Command]:
         """Nothing where it is about to end."""

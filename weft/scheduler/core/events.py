@@ -42,6 +42,7 @@ class JobSubmitted:
     priority: int = 0
     attempt: int = 1  # above 1 where a daemon took the job over from the ledger
     paused: bool = False  # it waits until somebody resumes it
+    instead: Mapping[str, int] | None = None  # as Job.instead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,7 @@ def or_on_one_worker(outcome: Outcome, job: Job) -> Outcome:
     reasons = _OF_STRATEGIES | _OF_DEVICES if "gpu" in job.needs else _OF_STRATEGIES
     if not outcome.is_end or job.instead is None or outcome.reason not in reasons:
         return outcome
-    told = f"no [strategy]: what was chosen has failed; the job goes on on one CPU worker (attempt {job.attempt + 1})"
+    told = f"no [strategy]: the choice has failed; the job goes on on one CPU worker (attempt {job.attempt + 1})"
     return Outcome("recovering", outcome.reason, f"{outcome.message}\n{told}", falls_back=True)
 
 

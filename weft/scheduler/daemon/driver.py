@@ -38,7 +38,7 @@ from weft.scheduler.runs.run import Changed, Run
 from weft.scheduler.runs.run_directory import RunDirectory, tidy
 from weft.scheduler.runs.run_writer import RunWriter
 from weft.scheduler.runs.series import JobMetrics
-from weft.spec.candidates import workers_wanted
+from weft.spec.candidates import instead_of, workers_wanted
 from weft.spec.job_spec import JobSpec, SpecError
 from weft.spec.job_state import JobState
 from weft.spec.workers_needed import inspecting_worker
@@ -128,7 +128,8 @@ class Driver:
             self._exporter.add("weft_recoveries_total", cause="daemon-restart")
             files.log(f"the daemon has restarted; the job runs again (attempt {attempt})")
         begin = partial(events.JobSubmitted, job=row.job, priority=row.priority, attempt=attempt, paused=paused)
-        self.feed(begin(needs=(needs := workers_wanted(spec, self.crew.host)), inspector=inspecting_worker(needs)))
+        needs, instead = workers_wanted(spec, self.crew.host), instead_of(spec, self.crew.host)
+        self.feed(begin(needs=needs, inspector=inspecting_worker(needs), instead=instead))
         if not paused and (problem := self.crew.why_not(spec)) is not None:  # there were more when it was submitted
             self._fail(row.job, attempt, "invalid-plan", problem, exit_code=2)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.planner import make_plan
 from weft.scheduler.runs.checkpoints import compiled_before, find_checkpoint
 from weft.scheduler.runs.run import CHOSEN, Run
-from weft.spec.candidates import is_undecided, on_one_worker, with_units, workers_wanted
+from weft.spec.candidates import instead_of, is_undecided, on_one_worker, with_units
 from weft.spec.job_spec import JobSpec
 from weft.spec.presets import AUTO
 from weft.spec.strategy import Strategy
@@ -84,14 +84,8 @@ class Plans:
         except PlanError as error:
             self._fail(name, attempt, "invalid-plan", error, exit_code=2)
         else:
-            instead = self._instead_of(run.spec)
+            instead = instead_of(run.spec, self._estate.crew.host)
             self._feed(JobPlanned(job=name, attempt=attempt, plan=plan, checkpoint=checkpoint, instead=instead))
-
-    def _instead_of(self, spec: JobSpec) -> Mapping[str, int] | None:
-        """What a job needs on one worker, of one that nobody has given its strategy."""
-        alone = on_one_worker(spec)
-        chosen = spec.by_default and spec.strategy != alone.strategy
-        return workers_wanted(alone, self._estate.crew.host) if chosen else None
 
     def _of_machine(self, workers: Sequence[str]) -> dict[str, Any]:
         """What an inspection has of these workers, and no worker can tell."""
