@@ -72,7 +72,7 @@ from weft.scheduler.core.events import (
 )
 from weft.scheduler.core.job import Job, Phase
 from weft.scheduler.core.outcomes import MAX_DIRECTORY_LOSSES, MAX_LOSSES
-from weft.scheduler.core.queue import chosen_for, preempted_by
+from weft.scheduler.core.queue import chosen_for, in_order, mended, preempted_by
 from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import inspecting_worker, workers_needed
 
@@ -598,14 +598,19 @@ class Play(RuleBasedStateMachine):
 
     @invariant()
     def the_first_in_the_queue_starts_as_soon_as_it_can(self) -> None:
-        """A job that starts again keeps its place: while its workers let go, nobody takes those that have."""
-        queue = self.core.queue()
-        outcomes = [job.outcome for job in self.core.jobs.values()]
-        returning = any(outcome is not None and outcome.is_another_try for outcome in outcomes)
-        if queue and not self.draining and not returning:
-            free = self.core.free()
-            assert chosen_for(queue[0], free) is None, queue[0].story
-            assert preempted_by(queue[0], self.core.jobs.values(), free) == [], queue[0].story
+        """A job that starts again keeps its place: while its workers let go, nobody takes those that have. One that
+        waits for a worker in the place of a lost one has a place, too."""
+        jobs = in_order(self.core.jobs.values())
+        waiting = [job for job in jobs if job.phase in (Phase.QUEUED, Phase.MENDING)]
+        returning = any(job.outcome is not None and job.outcome.is_another_try for job in jobs)
+        if waiting and not self.draining and not returning:
+            first, free = waiting[0], self.core.free()
+            if first.phase is Phase.MENDING:
+                coming = [worker.name for worker in self.core.workers.values() if not worker.up]
+                assert mended(first, free, coming) is None, first.story
+            else:
+                assert chosen_for(first, free) is None, first.story
+                assert preempted_by(first, jobs, free) == [], first.story
 
     # --- and how it ends
 
