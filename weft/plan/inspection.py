@@ -39,6 +39,7 @@ class UnitFacts:
     ends: tuple[str, ...] = ()  # as in Border, like the next
     late: tuple[str, ...] = ()
     instead: tuple[tuple[str, str], ...] = ()  # of the first unit, as in Border
+    kept_bytes: int = 0  # of its forward, for a backward, without parameters and what it is given; 0: not looked at
     small_forward_seconds: float = 0.0  # as above, for a microbatch of Inspection.small_size
     small_backward_seconds: float = 0.0
     input_part: float | None = None  # of backward_seconds, what the first of two parts takes, for the stage before

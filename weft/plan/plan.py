@@ -6,6 +6,7 @@ An inspection (what a worker found out about the user's model and data) and a sp
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -209,6 +210,8 @@ class Plan:
     streams: bool = False  # one loader draws items one after another
     endless: bool = False  # the training data are such a stream without a length: one epoch, of what the steps need
     parameters: tuple[ParameterFacts, ...] = ()  # of the model, as they were inspected
+    activation_bytes: tuple[int, ...] = ()  # by worker, that its forwards keep for backwards at one time, if known
+    optimizer_bytes: tuple[int, ...] = ()  # the same of the optimizer's state that stands in no shared memory
     notes: tuple[str, ...] = ()  # what the job's user should know, a line each
     recovers: bool = True  # where there are SNAPSHOT tasks, they run now and then, for an attempt after a lost worker
     copies_each: bool = False  # they run in each iteration that learns
@@ -250,6 +253,15 @@ class Plan:
         """Those that hold the trained model, by name."""
         states = [f"state-0-{stage.stage}" for stage in self.stages if stage.replica == 0]
         return states if self.synchronisation is None else [*states, "parameters"]
+
+    def worker_bytes(self) -> dict[int, int]:
+        """By the position of each worker that has a stage or updates."""
+        found: Counter[int] = Counter()
+        for stage in self.stages:
+            found[stage.worker] += stage.memory_bytes
+        for beside in (self.activation_bytes, self.optimizer_bytes):
+            found.update({worker: num_bytes for worker, num_bytes in enumerate(beside) if num_bytes})
+        return dict(found)
 
     @property
     def snapshot_places(self) -> int:

@@ -18,6 +18,8 @@ whole model: what shows only after hours in a pipeline cannot go wrong.
 
 No GPU has several stages in a candidate: a prediction takes each stream to be as fast as a GPU of its own.
 
+Where there is no room for one, it is a candidate with recompute, too.
+
 All of them are synchronous: they train what the plain loop trains, to rounding. They differ in how a batch is divided,
 and so in the dropout that its samples see. What the user has given each of them has, and a row that cannot be beside it
 is none. Compiled units take a compiler's time for each size of microbatch, so there a batch has few numbers of parts.
@@ -62,8 +64,7 @@ def candidates(spec: JobSpec, host: Host) -> tuple[JobSpec, ...]:
     """The simplest first; of a spec that gives its strategy that one alone. None where no worker fits any of them."""
     if not spec.strategy.is_auto:
         return (spec,)
-    given = spec.strategy.model_dump(exclude_none=True)
-    del given["preset"]
+    given = given_by(spec)
     found: list[JobSpec] = []
     for row in _rows_by_default(host) if is_undecided(spec) else _rows(host):
         candidate = _with(spec, row | given)
@@ -75,6 +76,16 @@ def candidates(spec: JobSpec, host: Host) -> tuple[JobSpec, ...]:
         ):
             found.append(candidate)
     return tuple(found)
+
+
+def given_by(spec: JobSpec) -> dict[str, Any]:
+    """The axes that are the user's, beside auto."""
+    return {axis: value for axis, value in spec.strategy.model_dump(exclude_none=True).items() if axis != "preset"}
+
+
+def recomputing(candidate: JobSpec) -> JobSpec | None:
+    """A candidate that keeps less; None where it does already, or cannot."""
+    return None if candidate.strategy.recompute else _with(candidate, given_by(candidate) | {"recompute": True})
 
 
 def with_units(spec: JobSpec, *, compiled: bool) -> JobSpec:

@@ -1,9 +1,10 @@
-"""What memory a plan takes for snapshots, and why a job has none."""
+"""What memory a plan takes, of each worker and for snapshots, and why it is refused, or has none of these."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from weft.plan.inspection import Inspection, ParameterFacts, StateFacts, UnitFac
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
 from weft.scheduler.planning.memory import SNAPSHOT_SHARE, UNKNOWN_STATE, told_apart, why_not_snapshots
+from weft.scheduler.planning.partition import NoRoom
+from weft.scheduler.planning.planner import make_plan
 from weft.spec.job_spec import JobSpec
 
 MIB = 1 << 20
@@ -117,3 +120,85 @@ def test_a_plan_that_has_no_room_for_copies_says_so_and_is_none_the_less_made(
     plan = plan_of(inspection_of([unit_of(0)], unsaved="Adam keeps a secret"))
     assert snapshots_of(plan) == []
     assert plan.notes == ("snapshots: none, since Adam keeps a secret; after a lost worker the job begins again",)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kept"),
+    [
+        ({"stages": 2, "schedule": "gpipe", "microbatches": 4}, [4, 4]),
+        ({"stages": 2, "schedule": "1f1b", "microbatches": 4}, [2, 1]),
+        ({"stages": 2, "schedule": "gpipe", "microbatches": 4, "recompute": True}, [1, 1]),
+        ({"microbatches": 4}, [2]),  # both units, one microbatch at a time
+        ({"replicas": [{"microbatches": 1}, {"microbatches": 2}]}, [2, 1]),  # whose microbatches are half as large
+        ({"replicas": [{"microbatches": 1}, {"microbatches": 1}], "shares": [3, 1]}, [2, 2 / 3]),
+    ],
+)
+def test_workers_have_room_for_what_their_forwards_keep_at_one_time(
+    plan_of: Callable[..., Plan],
+    inspection_of: Callable[..., Inspection],
+    unit_of: Callable[..., UnitFacts],
+    strategy: dict[str, Any],
+    kept: list[float],
+) -> None:
+    """Of two units that keep a MiB each, for the largest microbatch."""
+    inspection = inspection_of([unit_of(number, kept_bytes=MIB) for number in range(2)], num_train=24)
+    plan = plan_of(inspection, batch_size=24, **strategy)
+    found = [num_bytes / MIB for num_bytes, kind in zip(plan.activation_bytes, plan.workers, strict=True)]
+    assert found == pytest.approx([*kept, 0])  # the loader
+    without = plan_of(inspection_of([unit_of(number) for number in range(2)], num_train=24), batch_size=24, **strategy)
+    for worker, num_bytes in plan.worker_bytes().items():
+        assert num_bytes == without.worker_bytes()[worker] + plan.activation_bytes[worker]
+
+
+def test_a_worker_with_several_stages_has_room_for_those_of_all_at_one_time(
+    plan_of: Callable[..., Plan], inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts]
+) -> None:
+    inspection = inspection_of([unit_of(number, kept_bytes=MIB) for number in range(4)], num_train=24)
+    plan = plan_of(inspection, batch_size=24, stages=4, schedule="interleaved", microbatches=4)
+    assert plan.workers == ("cpu", "cpu", "loader")
+    assert all(2 * MIB < kept <= 8 * MIB for kept in plan.activation_bytes[:2])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "owned"),
+    [
+        ({}, [2]),
+        ({"replicas": 2}, [1, 1]),  # each updates a half
+        ({"replicas": [{"device": "gpu"}], "update": "cpu"}, [2, 0]),
+        ({"replicas": [{"device": "gpu"}], "update": "local"}, [2]),
+    ],
+)
+def test_the_optimizers_state_is_where_updates_are(
+    plan_of: Callable[..., Plan], of_a_mib: Callable[..., Inspection], strategy: dict[str, Any], owned: list[int]
+) -> None:
+    plan = plan_of(of_a_mib(), **strategy)
+    assert [num_bytes / MIB for num_bytes in plan.optimizer_bytes] == pytest.approx([*owned, 0], rel=1e-3)
+
+
+def test_what_does_not_fit_is_refused_with_the_sum(
+    of_a_mib: Callable[..., Inspection],
+    unit_of: Callable[..., UnitFacts],
+    spec_of: Callable[..., JobSpec],
+) -> None:
+    """On the host all workers together; on a GPU its own. The layers of a working window are not there together."""
+    units = (unit_of(0, parameter_bytes=MIB, kept_bytes=16 * MIB),)
+    inspection, plenty = replace(of_a_mib(num_train=8), units=units), 1 << 40
+
+    def make(room: int, **strategy: Any) -> Plan:
+        return make_plan(spec_of(**strategy), inspection, shared_bytes_free=plenty, host_bytes_free=room)
+
+    needed = make(plenty, replicas=2)
+    sum_of_all = needed.shared_bytes + sum(needed.activation_bytes) + sum(needed.optimizer_bytes)
+    assert sum_of_all > 34 * MIB
+    assert make(sum_of_all, replicas=2).workers == needed.workers
+    told = r"the plan needs 3\d\.\d+ MiB of the host's memory at the least \(in MiB: parameters, gradients and slots "
+    with pytest.raises(NoRoom, match=told + r"\S+, activations 32, the optimizer's state 2\) and .* are free; use rec"):
+        make(sum_of_all - 1, replicas=2)
+
+    gpu = {"replicas": [{"device": "gpu"}], "update": "local"}
+    inspection = replace(inspection, device_units=units, device_bytes=20 * MIB)
+    assert make(plenty, **gpu).activation_bytes == (16 * MIB, 0)
+    inspection = replace(inspection, device_bytes=20 * MIB - 1)
+    with pytest.raises(NoRoom, match=r"a GPU's part of the plan needs 20.* parameters and gradients 2, activations 16"):
+        make(plenty, **gpu)
+    make(plenty, preset="stronghold")

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from weft.workers.devices.host import HostDevice
-from weft.workers.inspection.cut_trial import CutTrial, TrialOutcome, attributes_of
+from weft.workers.inspection.cut_trial import CutTrial, attributes_of
+from weft.workers.inspection.ran import TrialOutcome
 from weft.workload.cutting.recording import StepRecording
 from weft.workload.cutting.skipped import SkippedCalls
 

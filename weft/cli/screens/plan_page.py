@@ -71,18 +71,21 @@ def _pace(planned: Message) -> str:
 
 
 def _stages(planned: Message) -> Table:
-    table = make_table("worker", "units", "parameters>", "memory>", "free>")
+    table = make_table("worker", "units", "parameters>", "activations>", "memory>", "free>")
     memory = {each["worker"]: each for each in planned["memory"]}
     for stage in planned["stages"]:
         first, last = stage["units"]
-        about = memory[stage["worker"]]
+        about = memory.pop(stage["worker"], None)  # told with the first of a worker's stages
         table.add_row(
             stage["worker"],
             f"{first}-{last - 1}" if last - first > 1 else str(first),
             size(stage["parameter_bytes"]),
-            size(stage["memory_bytes"]),
-            size(about["free_bytes"]),
+            size(about["activation_bytes"]) if about else "",
+            size(about["bytes"]) if about else "",
+            size(about["free_bytes"]) if about else "",
         )
+    for worker, about in memory.items():  # what updates alone
+        table.add_row(worker, "-", "-", "-", size(about["bytes"]), size(about["free_bytes"]))
     return table
 
 

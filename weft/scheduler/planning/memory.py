@@ -6,10 +6,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from weft.plan.buckets import Bucket
+from weft.plan.buckets import Bucket, Holder
+from weft.plan.division import divide
 from weft.plan.inspection import Inspection
+from weft.plan.kinds import Kind
 from weft.plan.placement import Placement
-from weft.plan.plan import Ring, num_snapshot_places
+from weft.plan.plan import Plan, Ring, num_snapshot_places
+from weft.plan.schedules.schedule import Pass, Schedule
+from weft.scheduler.planning.partition import NoRoom, PlanError
 from weft.scheduler.planning.rings import shared_bytes
 from weft.spec.job_spec import JobSpec
 
@@ -50,6 +54,109 @@ def devices_have_room(inspection: Inspection, placement: Placement) -> bool:
             if placement.replicas[holder.replica].device == "gpu":
                 needed[placement.worker_of[holder]] += bucket.num_bytes + _state_bytes(inspection, bucket)
     return max(needed.values(), default=0) <= free * SPECULATION_SHARE
+
+
+def activation_bytes(spec: JobSpec, inspection: Inspection, placement: Placement) -> tuple[int, ...]:
+    """By worker: the most that its forwards keep for their backwards at one time. Of what is run again in its backward
+    one microbatch at a time; of the layers of a working window nobody knows."""
+    found: Counter[int] = Counter()
+    for r, schedule in enumerate(placement.schedules if placement.learns else ()):
+        if schedule is None:
+            continue
+        units, part = inspection.units_on(placement.replicas[r].device), _part_of_largest(spec, inspection, r)
+        kept = [round(part * sum(unit.kept_bytes for unit in units[first:last])) for first, last in placement.cuts[r]]
+        for program in schedule.programs:
+            worker = placement.worker_of[Holder(r, program[0].stage)]
+            found[worker] += _most_kept(schedule, program, kept, once=spec.strategy.recompute)
+    return tuple(found[worker] for worker in range(len(placement.workers)))
+
+
+def _most_kept(schedule: Schedule, program: Sequence[Pass], kept: Sequence[int], *, once: bool) -> int:
+    """kept: of a microbatch, by stage."""
+    if once:
+        return max(kept[each.stage] for each in program)
+    now = most = 0
+    for each in program:
+        now += kept[each.stage] * (each.kind is Kind.FORWARD)
+        most = max(most, now)
+        now -= kept[each.stage] * (schedule.ends[each.stage, each.microbatch] == each)
+    return most
+
+
+def _part_of_largest(spec: JobSpec, inspection: Inspection, r: int) -> float:
+    """Of the largest microbatch, with which units were inspected, a replica's largest."""
+    parts = divide(min(spec.job.batch_size, inspection.num_train), *spec.strategy.division)
+    sizes = [max(part.size for part in own) for own in parts]
+    return sizes[r] / max(sizes) if len(sizes) > r else 1.0  # those that steal have one part together
+
+
+def optimizer_bytes(inspection: Inspection, placement: Placement) -> tuple[int, ...]:
+    """By worker: the state that its updates keep, without what lies in shared memory since it may move."""
+    found: Counter[int] = Counter()
+    sync = placement.synchronisation
+    if sync is not None:
+        for bucket in sync.buckets:
+            own = 0 if bucket.state else _state_bytes(inspection, bucket)
+            for owned in bucket.ranges:
+                found[sync.owners[owned.owner].worker] += own * (owned.stop - owned.start) // bucket.num_elements
+    elif placement.learns:
+        (cuts,) = placement.cuts
+        for stage, (first, last) in enumerate(cuts):
+            found[placement.worker_of[Holder(0, stage)]] += sum(
+                parameter.num_elements * entry.itemsize
+                for parameter in inspection.parameters
+                for entry in parameter.state or ()
+                if parameter.trained and first <= parameter.units[0] < last and entry.kind == "elements"
+            )
+    return tuple(found[worker] for worker in range(len(placement.workers)))
+
+
+def check_shared(spec: JobSpec, shared: int, shared_bytes_free: int, why_no_snapshots: str | None) -> None:
+    """Errors: PlanError; NoRoom."""
+    if spec.checkpoint is not None and why_no_snapshots is not None:
+        raise PlanError(f"[checkpoint]: there can be none, since {why_no_snapshots}; leave the table out")
+    if shared > shared_bytes_free:
+        needed, free = told_apart(shared, shared_bytes_free)
+        raise NoRoom(
+            f"the plan needs {needed} of shared memory (parameters and slots) and /dev/shm has {free} free; use fewer "
+            "microbatches, a smaller batch, or a larger /dev/shm"
+        )
+
+
+def check_room(inspection: Inspection, plan: Plan, *, host_bytes_free: float) -> None:
+    """Of what is needed in any case, on the host and on each GPU. Errors: NoRoom."""
+    beside = list(zip(plan.activation_bytes, plan.optimizer_bytes, strict=True))
+    on_host = [own for own, kind in zip(beside, plan.workers, strict=True) if kind == "cpu"]
+    _check_sum(
+        "the plan",
+        "of the host's memory",
+        [
+            ("parameters, gradients and slots", plan.shared_bytes),
+            ("activations", sum(kept for kept, _ in on_host)),
+            ("the optimizer's state", sum(state for _, state in on_host)),
+        ],
+        host_bytes_free,
+    )
+    if inspection.device_bytes is None:
+        return
+    windows = {stage.worker for stage in plan.stages if plan.replicas[stage.replica].working_window is not None}
+    for worker, (kept, state) in enumerate(beside):
+        if plan.workers[worker] == "gpu" and worker not in windows:
+            own = sum(2 * stage.parameter_bytes for stage in plan.stages if stage.worker == worker)
+            parts = [("parameters and gradients", own), ("activations", kept), ("the optimizer's state", state)]
+            _check_sum("a GPU's part of the plan", "of its memory", parts, inspection.device_bytes)
+
+
+def _check_sum(what: str, of: str, parts: Sequence[tuple[str, int]], bytes_free: float) -> None:
+    needed = sum(num_bytes for _, num_bytes in parts)
+    if needed <= bytes_free:
+        return
+    least, free = told_apart(needed, bytes_free)
+    listed = ", ".join(f"{name} {num_bytes / 2**20:.4g}" for name, num_bytes in parts if num_bytes)
+    raise NoRoom(
+        f"{what} needs {least} {of} at the least (in MiB: {listed}) and {free} are free; use recompute = true, more "
+        "microbatches, more stages, a smaller batch, or a preset that keeps less there (weft presets)"
+    )
 
 
 def _updated_on_host(placement: Placement) -> list[Bucket]:

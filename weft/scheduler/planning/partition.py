@@ -30,6 +30,10 @@ class PlanError(ValueError):
     """The job cannot be planned as asked. The text names the field and the remedy."""
 
 
+class NoRoom(PlanError):
+    """What the job needs of some memory is more than there is. The text has the sum and the remedy."""
+
+
 def cut_for(inspection: Inspection, replica: Replica, schedule: Schedule | None) -> Cuts:
     """schedule: None of a working window. Errors: PlanError."""
     units, problems = inspection.units_on(replica.device), inspection.cut_problems

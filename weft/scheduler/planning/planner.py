@@ -30,10 +30,13 @@ from weft.scheduler.planning.graph.build import build_graph
 from weft.scheduler.planning.graph.lane_order import lane_order, waits_by_layer, work_beside_forwards
 from weft.scheduler.planning.limit import speed_limit
 from weft.scheduler.planning.memory import (
+    activation_bytes,
+    check_room,
+    check_shared,
     devices_have_room,
+    optimizer_bytes,
     plan_bytes,
     speculation_bytes,
-    told_apart,
     why_not_snapshots,
 )
 from weft.scheduler.planning.outlook import gradient_milestones
@@ -167,8 +170,10 @@ def _plan(
         snapshots=why_no_snapshots is None,
     )
     shared = plan_bytes(inspection, placement, rings, len(graph.tasks))
-    _check_memory(spec, shared, shared_bytes_free, why_no_snapshots)
-    return _timed(spec, inspection, _untimed(spec, inspection, placement, rings, graph, shared, why_no_snapshots))
+    check_shared(spec, shared, shared_bytes_free, why_no_snapshots)
+    plan = _untimed(spec, inspection, placement, rings, graph, shared, why_no_snapshots)
+    check_room(inspection, plan, host_bytes_free=host_bytes_free)
+    return _timed(spec, inspection, plan)
 
 
 def _untimed(
@@ -214,6 +219,8 @@ def _untimed(
         streams=bool(inspection.streams),
         endless=inspection.endless,
         parameters=inspection.parameters,
+        activation_bytes=activation_bytes(spec, inspection, placement),
+        optimizer_bytes=optimizer_bytes(inspection, placement),
     )
 
 
@@ -248,17 +255,6 @@ def _placed(
     if not devices_have_room(inspection, placement):
         placement = _without_speculation(placement, on_host=True)
     return placement, rings
-
-
-def _check_memory(spec: JobSpec, shared: int, shared_bytes_free: int, why_no_snapshots: str | None) -> None:
-    if spec.checkpoint is not None and why_no_snapshots is not None:
-        raise PlanError(f"[checkpoint]: there can be none, since {why_no_snapshots}; leave the table out")
-    if shared > shared_bytes_free:
-        needed, free = told_apart(shared, shared_bytes_free)
-        raise PlanError(
-            f"the plan needs {needed} of shared memory (parameters and slots) and /dev/shm has {free} free; use fewer "
-            "microbatches, a smaller batch, or a larger /dev/shm"
-        )
 
 
 def _itinerary(spec: JobSpec, inspection: Inspection) -> Itinerary:

@@ -24,10 +24,10 @@ from weft.spec.job_spec import JobSpec
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
 from weft.workers.inspection.cut_proof import CutProof, Whole, evaluating, told_of_a_draw
-from weft.workers.inspection.cut_trial import CutTrial, TrialOutcome, attributes_of, others_of, put_back, run_as_it_is
+from weft.workers.inspection.cut_trial import CutTrial, attributes_of, others_of, put_back, run_as_it_is
 from weft.workers.inspection.draws import MAX_TRIES, telling
 from weft.workers.inspection.looked_at import LookedAt
-from weft.workers.inspection.ran import Ran, Ties, first_batch, value_facts
+from weft.workers.inspection.ran import Ran, Ties, TrialOutcome, first_batch, value_facts
 from weft.workers.inspection.times import TIMED_RUNS, Times, between, fastest, note, note_split, repeated
 from weft.workers.inspection.unit_facts import SMALL_RUNS, blank_facts, carried, keeps, size_of_small, tried
 from weft.workload.cutting.calls import SeededCalls
@@ -343,7 +343,10 @@ class CutInspection:
     ) -> None:
         bounds = [0, *cuts]
         trial = self._trial(recorded, skipped, cuts, self._step)
+        trial.counts = self._learns and not self._spec.strategy.compile
         times = self._times(trial, self._largest, TIMED_RUNS)
+        for first, kept_bytes in zip(bounds, trial.kept_bytes, strict=True):
+            units[first]["kept_bytes"] = kept_bytes
         for unit in trial.writing:
             units[unit]["in_place"] = True
         if self._learns and self._spec.strategy.may_split_backwards:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.workers.inspection.cut_trial import CutTrial, StageError, TrialOutcome
+from weft.workers.inspection.cut_trial import CutTrial, StageError
+from weft.workers.inspection.ran import TrialOutcome
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import OtherCallsError, Step
 from weft.workload.cutting.placeholder import CannotSendError, PlaceholderError

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from weft.workers.compute.backward.hand_back import HandBack
+from weft.workers.compute.backward.saved import SavedBytes, refuses_to_be_noted
 from weft.workers.compute.backward.split import SplitBackward
 from weft.workers.compute.stage import leaf_of
 from weft.workers.devices.device import Device
@@ -26,71 +27,18 @@ from weft.workers.inspection.unit_facts import keeps
 from weft.workers.snapshots.attributes import TORCHS
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import Bound, CutStep, Step
+from weft.workload.cutting.leaves import tensors_in
 from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.placeholder import giving_back
 from weft.workload.cutting.recorded import Recorded, Value
 from weft.workload.cutting.skipped import SkippedCalls
 from weft.workload.data.tree import with_tensors
 
-Gradients = dict[str, torch.Tensor | None]
 Attributes = dict[nn.Module, dict[str, Any]]  # what modules keep that is no parameter, buffer, module or setting
 # Of these, what a module may come to have while it runs, and an attribute says that it has.
 _HOOKS = [name for name in TORCHS if name.startswith(("_forward_", "_backward_")) and "hooks" in name]
 OTHER = 1.0625  # times: arbitrary, little, and exact in any dtype
 _Root = tuple[torch.Tensor, torch.Tensor | None]
-
-
-@dataclass(frozen=True, slots=True)
-class TrialOutcome:
-    """Of one microbatch: what a whole step and a cut one must agree on."""
-
-    values: dict[str, torch.Tensor]  # the loss, and of a validation what else it reports
-    gradients: Gradients
-    buffers: dict[str, torch.Tensor]
-    changed: dict[str, torch.Tensor]  # parameters that the step changes by itself
-
-    @classmethod
-    def of(
-        cls, model: nn.Module, values: Mapping[str, torch.Tensor], changing: Collection[str] = (), *, learns: bool
-    ) -> TrialOutcome:
-        """changing: names of parameters."""
-        parameters = model.named_parameters() if learns else ()
-        gradients = {name: None if p.grad is None else p.grad.clone() for name, p in parameters}
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        known = dict(model.named_parameters()) if changing else {}
-        changed = {name: known[name].detach().clone() for name in changing}
-        return cls({name: value.detach().clone() for name, value in values.items()}, gradients, buffers, changed)
-
-    def like(self, model: nn.Module, values: Mapping[str, torch.Tensor], *, learns: bool) -> TrialOutcome:
-        return self.of(model, values, self.changed, learns=learns)
-
-    def difference(self, other: TrialOutcome) -> str | None:
-        """What differs first, in words."""
-        for name, value in self.values.items():
-            if not _equal(value, other.values[name]):
-                return f"the {name} ({float(other.values[name]):.9g} for {float(value):.9g})"
-        for name, gradient in self.gradients.items():
-            if not _equal(gradient, other.gradients[name]):
-                return f"the gradient of {name}"
-        for name, buffer in self.buffers.items():
-            if not _equal(buffer, other.buffers[name]):
-                return f"the buffer {name}"
-        for name, parameter in self.changed.items():
-            if not _equal(parameter, other.changed[name]):
-                return f"{name}, a parameter that the step changes by itself,"
-        return None
-
-
-def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    one, other = one.to_dense(), other.to_dense()  # an embedding's gradient may be sparse
-    return (
-        one.shape == other.shape
-        and one.dtype is other.dtype
-        and torch.equal(one.isnan(), other.isnan())
-        and (torch.equal(one.nan_to_num(), other.nan_to_num()))
-    )
 
 
 def attributes_of(model: nn.Module) -> Attributes:
@@ -159,8 +107,9 @@ class CutTrial:
     """cuts: numbers of the units with which stages begin, the first not among them. values_of: what a step returns, by
     name; the loss is differentiated where gradients are enabled. forward_seconds, backward_seconds: of each stage, in
     the last run, without what it has skipped; of a run that has split backwards, split_seconds, of both parts. writing:
-    units; a stage that begins with one of them may write to what it receives, or keep it. attributes: of the model as
-    it was built.
+    units; a stage that begins with one of them may write to what it receives, or keep it. kept_bytes: what each
+    stage's forward keeps for a backward, of the last run before which `counts` was set. attributes: of the model as it
+    was built.
     """
 
     def __init__(
@@ -177,6 +126,7 @@ class CutTrial:
         attributes: Attributes,
     ) -> None:
         self._device = device
+        self._model = model
         self._user_step = step
         self._values_of = values_of
         self._precision = precision
@@ -187,7 +137,9 @@ class CutTrial:
         self.forward_seconds = [0.0] * len(self._stages)
         self.backward_seconds = [0.0] * len(self._stages)
         self.split_seconds = [(0.0, 0.0)] * len(self._stages)
+        self.kept_bytes = [0] * len(self._stages)
         self.splits = False  # backwards, as some schedules do
+        self.counts = False
         self.writing: set[int] = set()
 
     @functools.cached_property
@@ -196,6 +148,17 @@ class CutTrial:
 
     def run(self, batch: Any, seed: Seed) -> Mapping[str, torch.Tensor]:
         """The values, forward and, where gradients are enabled, backward. Errors: StageError."""
+        try:
+            return self._once(batch, seed)
+        except StageError as error:
+            if not (self.counts and refuses_to_be_noted(error.__cause__)):
+                raise
+            self.counts, self.kept_bytes = False, [0] * len(self._stages)
+            return self._once(batch, seed)
+        finally:
+            self.counts = False
+
+    def _once(self, batch: Any, seed: Seed) -> Mapping[str, torch.Tensor]:
         with giving_back():
             values = self._forward(batch, seed)
             if torch.is_grad_enabled():
@@ -219,7 +182,7 @@ class CutTrial:
             stage.given = [None if leaf is None else leaf.clone() for leaf in stage.leaves]
             versions = _versions(stage.given)
             with _blaming(number), _with_attributes(stage.attributes), stage.step.installed():
-                seconds, result = self._device.timed(partial(self._run, stage, batch, stage.given, seed))
+                seconds, result = self._device.timed(partial(self._run, number, batch, seed))
             self.forward_seconds[number] = max(1e-9, seconds - stage.step.skipping_seconds)
             for i, (value, before, after) in enumerate(
                 zip(stage.receives, versions, _versions(stage.given), strict=True)
@@ -239,10 +202,18 @@ class CutTrial:
         with _with_attributes(stage.attributes):
             return keeps(stage.attributes, [given])
 
-    def _run(self, stage: _Stage, batch: Any, given: Sequence[torch.Tensor | None], seed: Seed) -> Any:
-        own = with_tensors(batch, torch.Tensor.clone)  # a step may write to it
+    def _run(self, number: int, batch: Any, seed: Seed) -> Any:
+        stage, own = self._stages[number], with_tensors(batch, torch.Tensor.clone)  # a step may write to it
         with self._device.drawing, self._precision():
-            return stage.step.run(self._user_step, own, given, seed)
+            if not self.counts:
+                return stage.step.run(self._user_step, own, stage.given, seed)
+            there = [tensor for _, tensor in named_tensors(self._model)]
+            kept = SavedBytes([*there, *tensors_in(own), *(given for given in stage.given if given is not None)])
+            with kept.noting():
+                result = stage.step.run(self._user_step, own, stage.given, seed)
+            kept.note(tensors_in(result))
+            self.kept_bytes[number] = kept.num_bytes
+            return result
 
     def _backward(self, loss: torch.Tensor, seed: Seed) -> None:
         gradients: dict[str, torch.Tensor] = {}

@@ -250,7 +250,7 @@ def _inspected(
     changing = {*ran.changing, *changes.names()} if learns else set[str]()
     for unit in ran.units if sample.sparse else ():
         unit["in_place"] = True  # indices are the batch's own memory, and by the update that may have the next one
-    looks = learns and not changing and not batches.streams and _is_run_again(specs, device)
+    looks = learns and not changing and not batches.streams and _is_run_again(specs, device, is_one_of_many)
     compiled_calls = _compiled_ahead(workload.model, spec, device)
     on_host, on_device = update_times(
         workload, optimizer, sample, device, host=_host_updates(specs, device), own=_device_updates(specs, device)
@@ -341,9 +341,9 @@ def _computes_on(specs: Sequence[JobSpec], kind: str) -> bool:
     return any(replica.device == kind for spec in specs for replica in spec.strategy.replica_list)
 
 
-def _is_run_again(specs: Sequence[JobSpec], device: Device) -> bool:
+def _is_run_again(specs: Sequence[JobSpec], device: Device, is_one_of_many: bool) -> bool:
     """Whether a plan may run a forward twice, or one in several replicas, of what the host can look into."""
-    again = any(each.strategy.recompute or each.strategy.may_have_replicas for each in specs)
+    again = is_one_of_many or any(each.strategy.recompute or each.strategy.may_have_replicas for each in specs)
     return again and not isinstance(device, Accelerator)
 
 

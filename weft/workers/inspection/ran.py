@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from weft.plan.division import Part
 from weft.plan.itinerary import Iteration
@@ -79,3 +80,56 @@ def value_facts(value: Value, shapes: Mapping[int, tuple[int, ...]]) -> dict[str
         "shapes": [[size, list(shape)] for size, shape in sorted(shapes.items())],
         "differentiable": value.tensor.requires_grad,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class TrialOutcome:
+    """Of one microbatch: what a whole step and a cut one must agree on."""
+
+    values: dict[str, torch.Tensor]  # the loss, and of a validation what else it reports
+    gradients: dict[str, torch.Tensor | None]
+    buffers: dict[str, torch.Tensor]
+    changed: dict[str, torch.Tensor]  # parameters that the step changes by itself
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, values: Mapping[str, torch.Tensor], changing: Collection[str] = (), *, learns: bool
+    ) -> TrialOutcome:
+        """changing: names of parameters."""
+        parameters = model.named_parameters() if learns else ()
+        gradients = {name: None if p.grad is None else p.grad.clone() for name, p in parameters}
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        known = dict(model.named_parameters()) if changing else {}
+        changed = {name: known[name].detach().clone() for name in changing}
+        return cls({name: value.detach().clone() for name, value in values.items()}, gradients, buffers, changed)
+
+    def like(self, model: nn.Module, values: Mapping[str, torch.Tensor], *, learns: bool) -> TrialOutcome:
+        return self.of(model, values, self.changed, learns=learns)
+
+    def difference(self, other: TrialOutcome) -> str | None:
+        """What differs first, in words."""
+        for name, value in self.values.items():
+            if not _equal(value, other.values[name]):
+                return f"the {name} ({float(other.values[name]):.9g} for {float(value):.9g})"
+        for name, gradient in self.gradients.items():
+            if not _equal(gradient, other.gradients[name]):
+                return f"the gradient of {name}"
+        for name, buffer in self.buffers.items():
+            if not _equal(buffer, other.buffers[name]):
+                return f"the buffer {name}"
+        for name, parameter in self.changed.items():
+            if not _equal(parameter, other.changed[name]):
+                return f"{name}, a parameter that the step changes by itself,"
+        return None
+
+
+def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    one, other = one.to_dense(), other.to_dense()  # an embedding's gradient may be sparse
+    return (
+        one.shape == other.shape
+        and one.dtype is other.dtype
+        and torch.equal(one.isnan(), other.isnan())
+        and (torch.equal(one.nan_to_num(), other.nan_to_num()))
+    )

@@ -11,6 +11,7 @@ user's goes from unit to unit with its graph, and nobody has to know what is in 
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from torch import nn
 from weft.plan.error_places import function_place, unit_place, within
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import dtype_name
+from weft.workers.compute.backward.saved import SavedBytes, refuses_to_be_noted
 from weft.workers.compute.backward.split import SplitBackward
 from weft.workers.compute.forward_buffers import Began, ForwardBuffers
 from weft.workers.compute.handover import can_have_gradient, described, is_plain, scalar
@@ -31,6 +33,7 @@ from weft.workers.devices.device import Device
 from weft.workers.inspection.ran import Ties
 from weft.workers.inspection.times import TIMED_RUNS, OtherMemory, Times, fastest, parts_of_backward, repeated
 from weft.workload.cutting.leaves import tensors_in
+from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.placeholder import Placeholder
 from weft.workload.randomness import seed_others
 from weft.workload.units import units
@@ -122,6 +125,7 @@ def blank_facts(
         "tied_by": [],
         "in_place": False,
         "carries_state": False,
+        "kept_bytes": 0,
         "small_forward_seconds": 0.0,
         "small_backward_seconds": 0.0,
     }
@@ -203,8 +207,8 @@ class _Runs:
         self._largest = self._begin(self._largest)  # without what the span before has kept for a backward
         module = span[0] if len(span) == 1 else nn.Sequential(*span)
         run = partial(self._run, partial(self._with_loss, module) if is_last else module)
-        facts[0]["in_place"] = _needs_a_copy(run, self._largest, span)
         fact = facts[-1]
+        facts[0]["in_place"], fact["kept_bytes"] = self._first_run(run, span)
         fact["carries_state"] = self._has_replicas and bool(carried(span, partial(self._outputs, run)))
         x = self._largest
         fact["forward_seconds"], fact["backward_seconds"], self._largest = self._times(run, x, TIMED_RUNS)
@@ -212,6 +216,24 @@ class _Runs:
             fact |= parts_of_backward(fact["backward_seconds"], *parts)
         if self.small_size:
             self._measure_small(module, fact)
+
+    def _first_run(self, run: Run, span: Sequence[nn.Module]) -> tuple[bool, int]:
+        """Whether the units change their input, by autograd's own count of changes, or keep it for later calls; and the
+        bytes that they keep for a backward. What compiled units keep nobody looks at."""
+        given = self._largest.clone()
+        before, modules = given._version, [part for module in span for part in module.modules()]
+        kept = SavedBytes([given, self._target, *(each for module in span for _, each in named_tensors(module))])
+        looks = self._spec.job.mode == "train" and not self._compiles
+        try:
+            with kept.noting() if looks else contextlib.nullcontext():
+                made = run(given)
+        except RuntimeError as error:
+            if not (looks and refuses_to_be_noted(error)):
+                raise
+            run(given := self._largest.clone())
+        else:
+            kept.note(tensors_in(made) if looks else [])
+        return given._version != before or keeps(modules, [given]), kept.num_bytes
 
     def _outputs(self, run: Run) -> list[torch.Tensor]:
         with self._device.drawing, torch.no_grad():
@@ -311,14 +333,6 @@ def _differentiable(y: Any) -> list[torch.Tensor]:
 def _backward(y: Any) -> None:
     if outputs := _differentiable(y):
         torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
-
-
-def _needs_a_copy(run: Run, x: torch.Tensor, span: Sequence[nn.Module]) -> bool:
-    """Whether the units change their input, by autograd's own count of changes, or keep it for later calls."""
-    given = x.clone()
-    before = given._version
-    run(given)
-    return given._version != before or keeps([part for module in span for part in module.modules()], [given])
 
 
 def keeps(modules: Iterable[nn.Module], given: Sequence[torch.Tensor | None]) -> bool:

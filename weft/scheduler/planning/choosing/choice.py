@@ -24,9 +24,9 @@ from weft.scheduler.planning.choosing.titles import title_of
 from weft.scheduler.planning.costs import PlannedJob
 from weft.scheduler.planning.measured_costs import MeasuredCosts
 from weft.scheduler.planning.outlook import Outlook, gradient_milestones, outlook_of
-from weft.scheduler.planning.partition import PlanError
+from weft.scheduler.planning.partition import NoRoom, PlanError
 from weft.scheduler.planning.simulator import Simulation, SimulationError, simulate
-from weft.spec.candidates import candidates, is_undecided, on_one_worker
+from weft.spec.candidates import candidates, given_by, is_undecided, on_one_worker, recomputing
 from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import threads_of
 
@@ -56,6 +56,7 @@ class Considered:
     seconds: float | None = None  # predicted; None where it cannot be faster, or cannot be
     memory_bytes: int | None = None  # of the worker that needs most; None as above
     why_not: str | None = None  # it cannot be planned
+    lacks_room: bool = False  # for that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,8 @@ def _why_cores_are_taken(inspection: Inspection) -> str | None:
 
 def consider(spec: JobSpec, inspection: Inspection, make: MakePlan, *, prunes: bool = True) -> list[Considered]:
     """All candidates that train alike, the simplest first, which is simulated first: it is what others are compared
-    with. prunes: False to simulate those as well that cannot be faster."""
+    with. What there is no room for is considered with recompute, too. prunes: False to simulate those as well that
+    cannot be faster, and all with recompute."""
     alike = [each for each in candidates(spec, inspection.host) if trains_alike(each, spec, inspection)]
     found = [_bounded(each, inspection) for each in alike]
     shortest, num_simulated = math.inf, 0
@@ -141,7 +143,9 @@ def consider(spec: JobSpec, inspection: Inspection, make: MakePlan, *, prunes: b
         if each.why_not is None and (can_be_it or not prunes):
             found[number] = each = simulated(each, inspection, make)
             shortest, num_simulated = min(shortest, each.seconds or shortest), num_simulated + 1
-    return found
+    again = [recomputing(each.spec) for each in found if each.lacks_room or not prunes]
+    with_less = [_bounded(each, inspection) for each in again if each is not None and "recompute" not in given_by(spec)]
+    return [*found, *(simulated(each, inspection, make) for each in with_less if each.why_not is None)]
 
 
 def best_of(considered: Sequence[Considered], as_good: float = AS_GOOD) -> Considered | None:
@@ -154,14 +158,6 @@ def least_memory_of(considered: Sequence[Considered]) -> Considered | None:
     """The one whose largest worker needs least; of those that need as much the fastest."""
     known = [(each.memory_bytes, each.seconds, each) for each in considered if each.memory_bytes is not None]
     return min(known, key=lambda about: about[:2], default=(0, 0.0, None))[2]
-
-
-def memory_of(plan: Plan) -> dict[int, int]:
-    """By the worker's position, bytes of parameters, gradients and slots."""
-    found: dict[int, int] = {}
-    for stage in plan.stages:
-        found[stage.worker] = found.get(stage.worker, 0) + stage.memory_bytes
-    return found
 
 
 def predicted_seconds(spec: JobSpec, plan: Plan, inspection: Inspection) -> tuple[float, ...]:
@@ -209,7 +205,7 @@ def simulated(each: Considered, inspection: Inspection, make: MakePlan) -> Consi
     try:
         return of(rested(each.spec, inspection, seconds_with))
     except PlanError as error:
-        return dataclasses.replace(each, why_not=str(error))
+        return dataclasses.replace(each, why_not=str(error), lacks_room=isinstance(error, NoRoom))
 
 
 def _simulated(each: Considered, inspection: Inspection, make: MakePlan) -> Considered:
@@ -218,8 +214,8 @@ def _simulated(each: Considered, inspection: Inspection, make: MakePlan) -> Cons
         plan.graph.check()
         seconds = iteration_seconds(each.spec, plan, inspection)
     except (PlanError, SimulationError, ValueError) as error:
-        return dataclasses.replace(each, why_not=str(error))
-    return dataclasses.replace(each, seconds=seconds, memory_bytes=max(memory_of(plan).values()))
+        return dataclasses.replace(each, why_not=str(error), lacks_room=isinstance(error, NoRoom))
+    return dataclasses.replace(each, seconds=seconds, memory_bytes=max(plan.worker_bytes().values()))
 
 
 def _chosen(
@@ -235,7 +231,7 @@ def _chosen(
         wake_seconds=WAKE_SECONDS,
     )
     seconds = outlook.iteration_seconds
-    own = dataclasses.replace(best, seconds=seconds, memory_bytes=max(memory_of(plan).values()))
+    own = dataclasses.replace(best, seconds=seconds, memory_bytes=max(plan.worker_bytes().values()))
     ranked = ranked_behind(own, (each for each in considered if each is not best))
     lines = tuple(lines_of(ranked, inspection.undivided)) if chooses else ()
     plan = dataclasses.replace(plan, predicted_iteration_seconds=seconds, notes=(*lines, *plan.notes))

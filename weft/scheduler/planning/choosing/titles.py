@@ -42,10 +42,12 @@ def _of_units(strategy: Strategy) -> list[str]:
 
 def _of_passes(strategy: Strategy) -> list[str]:
     is_cut = any(replica.num_stages > 1 for replica in strategy.replica_list)
+    is_streamed = any(replica.working_window is not None for replica in strategy.replica_list)
     count = max(strategy.microbatch_counts)
     return [
         *([schedule_title(strategy.schedule)] if is_cut else []),
         *([_counted(count, "microbatch", "microbatches")] if is_cut or count > 1 else []),
+        *(["recompute"] if strategy.recompute and not is_streamed else []),
     ]
 
 

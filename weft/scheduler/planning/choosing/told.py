@@ -8,7 +8,7 @@ from weft.metrics.views.timeline import bar_label
 from weft.plan.graph import Task
 from weft.plan.kinds import KINDS
 from weft.plan.plan import Plan
-from weft.scheduler.planning.choosing.choice import Choice, Considered, memory_of, names_of
+from weft.scheduler.planning.choosing.choice import Choice, Considered, names_of
 from weft.scheduler.planning.choosing.roles import Roles
 from weft.scheduler.planning.outlook import Outlook
 from weft.scheduler.planning.simulator import WARMUP_ITERATIONS, Simulation
@@ -30,8 +30,14 @@ def told(choice: Choice, roles: Roles | None, *, shared_bytes_free: int, host_by
         "workers": list(names),
         "stages": plan.describe_stages(names),
         "memory": [
-            {"worker": names[worker], "bytes": num_bytes, "free_bytes": free[plan.workers[worker]]}
-            for worker, num_bytes in sorted(memory_of(plan).items())
+            {
+                "worker": names[worker],
+                "bytes": num_bytes,
+                "activation_bytes": plan.activation_bytes[worker],
+                "optimizer_bytes": plan.optimizer_bytes[worker],
+                "free_bytes": free[plan.workers[worker]],
+            }
+            for worker, num_bytes in sorted(plan.worker_bytes().items())
         ],
         "shared_bytes": plan.shared_bytes,
         "shared_bytes_free": shared_bytes_free,
