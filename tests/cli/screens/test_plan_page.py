@@ -25,7 +25,16 @@ PLANNED: dict[str, Any] = {
         {"worker": "cpu-0", "units": [0, 1], "parameter_bytes": 1 << 20, "memory_bytes": 2 << 20},
         {"worker": "cpu-1", "units": [1, 4], "parameter_bytes": 1 << 20, "memory_bytes": 3 << 20},
     ],
-    "memory": [{"worker": f"cpu-{number}", "bytes": 2 << 20, "free_bytes": 1 << 30} for number in range(2)],
+    "memory": [
+        {
+            "worker": f"cpu-{number}",
+            "bytes": 2 << 20,
+            "activation_bytes": 1 << 10,
+            "optimizer_bytes": 0,
+            "free_bytes": 1 << 30,
+        }
+        for number in range(2)
+    ],
     "shared_bytes": 1 << 20,
     "shared_bytes_free": 1 << 30,
     "timeline": [

@@ -90,6 +90,7 @@ def _resized_unit(unit: UnitFacts, inspection: Inspection, before: int, after: i
         unit,
         forward_seconds=at(unit.forward_seconds, unit.small_forward_seconds),
         backward_seconds=at(unit.backward_seconds, unit.small_backward_seconds),
+        kept_bytes=round(unit.kept_bytes * after / before),
     )
 
 

@@ -216,6 +216,30 @@ def test_for_memory_the_plan_is_chosen_whose_largest_worker_is_smallest(
     assert "MiB in its fullest worker" in choice.lines[0]
 
 
+def test_what_there_is_no_room_for_is_considered_with_recompute(
+    measured: Callable[..., Inspection], auto: Callable[..., JobSpec]
+) -> None:
+    """Unless the user says whether: then what fits is chosen, or nothing."""
+    inspection = measured([0.01] * 3, workers=1)
+    inspection = replace(inspection, units=tuple(replace(unit, kept_bytes=8 << 20) for unit in inspection.units))
+    room = make(auto(), inspection).shared_bytes + (24 << 20)
+
+    def in_room(num_bytes: int) -> Callable[..., Plan]:
+        return partial(make_plan, shared_bytes_free=PLENTY, host_bytes_free=num_bytes)
+
+    assert not choose(auto(), inspection, in_room(room)).spec.strategy.recompute
+    with pytest.raises(PlanError, match="activations 24"):
+        choose(auto(), inspection, in_room(room - 1))
+    pipelines = replace(inspection, host=Host(workers=2))
+    less = choose(auto(stages=2, microbatches=8, schedule="gpipe"), pipelines, in_room(room - (3 << 20)))
+    assert less.spec.strategy.recompute
+    assert "recompute" in less.lines[0]
+    with pytest.raises(PlanError, match="of the host's memory at the least"):
+        choose(auto(stages=2, microbatches=8, schedule="gpipe", recompute=False), pipelines, in_room(room - (3 << 20)))
+    for_memory = auto(stages=2, microbatches=8, schedule="gpipe").model_copy(update={"plan_for": "memory"})
+    assert choose(for_memory, pipelines, make).spec.strategy.recompute
+
+
 @pytest.fixture(scope="session")
 def nobodys(spec_of: SpecOf) -> JobSpec:
     """That gives no strategy, as `weft run` has it."""
