@@ -209,25 +209,26 @@ class Inspection:
         return self.update_seconds if own is None else own
 
     def with_threads(self, threads: int) -> Inspection:
-        """Of each CPU worker, where the times with so many are known."""
-        known = self.threaded
-        if known is None or known.threads != threads:
+        """Of each CPU worker, where the times with so many are known, or those with fewer and with more: by Amdahl's
+        law there is a part that each takes, and one that they divide."""
+        known, own = self.threaded, self.host.threads
+        if known is None or not (threads == known.threads or own < threads < known.threads):
             return self
+        divided = (1 / own - 1 / threads) / (1 / own - 1 / known.threads) if threads != known.threads else 1.0
+
+        def at(before: Any, behind: float) -> Any:
+            return before + divided * (behind - before)
+
+        names = ("forward_seconds", "backward_seconds", "small_forward_seconds", "small_backward_seconds")
         units = (
-            replace(
-                unit,
-                forward_seconds=forward,
-                backward_seconds=backward,
-                small_forward_seconds=small_forward,
-                small_backward_seconds=small_backward,
-            )
-            for unit, (forward, backward, small_forward, small_backward) in zip(self.units, known.seconds, strict=True)
+            replace(unit, **{name: at(getattr(unit, name), each) for name, each in zip(names, seconds, strict=True)})
+            for unit, seconds in zip(self.units, known.seconds, strict=True)
         )
         return replace(
             self,
             units=tuple(units),
-            update_seconds=known.update_seconds,
-            copy_bytes_per_second=known.copy_bytes_per_second,
+            update_seconds=at(self.update_seconds, known.update_seconds),
+            copy_bytes_per_second=at(self.copy_bytes_per_second, known.copy_bytes_per_second),
             threaded=None,
         )
 

@@ -5,6 +5,8 @@ has to know them, too.
     pipeline             k workers, every schedule, growing numbers of microbatches
     replicas             r of them, synchronised bucket by bucket
     both                 r pipelines of s workers
+    fewer, of several    replicas, or a pipeline by 1f1b, that have all cores between them
+    cores each
     with GPUs            one, updated there, by the CPU or by both; one that streams its layers; several, as replicas or
                          as a pipeline; all, or one, beside a CPU replica
 
@@ -196,11 +198,11 @@ def _with(spec: JobSpec, axes: Mapping[str, Any]) -> JobSpec | None:
 
 
 def _fits(strategy: Strategy, host: Host, *, is_chosen: bool) -> bool:
-    """is_chosen: its threads; then what a stage takes has to be known with as many, those of one worker or of all, and
-    there has to be one on the CPU."""
+    """is_chosen: its threads; then stages on the CPU have all cores between them, and more than one each."""
     if is_chosen and strategy.threads == "all":
-        on_host = any(replica.device == "cpu" for replica in strategy.replica_list)
-        if not on_host or threads_of(strategy, host) != host.workers * host.threads:
+        num_computing = sum(replica.num_stages for replica in strategy.replica_list if replica.device == "cpu")
+        threads = threads_of(strategy, host)
+        if threads == host.threads or num_computing * threads != host.workers * host.threads:
             return False
     needed = workers_needed(strategy, host)
     return needed.get("cpu", 0) <= host.workers and needed.get("gpu", 0) <= host.gpus
@@ -227,6 +229,10 @@ def _rows(host: Host) -> Iterator[dict[str, Any]]:
     for count in _counts(host.workers):
         yield {"replicas": count}
         yield from _pipelines(count)
+    for count in _counts(host.workers // 2):
+        yield {"replicas": count, "threads": "all"}
+        for microbatches in MICROBATCHES:
+            yield {"stages": count, "microbatches": microbatches, "threads": "all"}
     for replicas in _counts(host.workers // 2):
         for stages in _counts(host.workers // replicas):
             for microbatches in MICROBATCHES:

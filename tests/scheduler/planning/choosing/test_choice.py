@@ -216,6 +216,20 @@ def test_for_memory_the_plan_is_chosen_whose_largest_worker_is_smallest(
     assert "MiB in its fullest worker" in choice.lines[0]
 
 
+def test_workers_may_have_several_cores_each(measured: Callable[..., Inspection], auto: Callable[..., JobSpec]) -> None:
+    """Two replicas on four cores have two each, where threads bring nearly what they cost."""
+    inspection = measured([0.01] * 4, workers=4, speedup=3.4)
+    titles = [each.title for each in consider(auto(), inspection, make, prunes=False) if each.why_not is None]
+    for title in ("2 replicas (2 threads each)", "a pipeline of 2 workers (1f1b, 4 microbatches, 2 threads)"):
+        assert title in titles
+    assert not any("1 thread" in title for title in titles)
+    chosen = choose(auto(replicas=2, threads="all"), inspection, make)
+    assert chosen.spec.strategy.replica_list[0].num_stages == 1
+    assert chosen.plan.threads == 2
+    with_one_each = choose(auto(replicas=2, stages=1), inspection, make)
+    assert with_one_each.considered[0].title == "2 replicas (2 threads each)"
+
+
 def test_what_there_is_no_room_for_is_considered_with_recompute(
     measured: Callable[..., Inspection], auto: Callable[..., JobSpec]
 ) -> None:
