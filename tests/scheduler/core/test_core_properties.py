@@ -147,9 +147,9 @@ class Model:
     def ended(self) -> bool:
         return bool(self.states) and self.states[-1][0] in TERMINAL
 
-    def lose_a_worker(self, attempt: int) -> None:
+    def lose_a_worker(self) -> None:
         """Those before it came further than ever are forgotten."""
-        done = max(self.iterations.get(attempt, []), default=-1) + 1
+        done = 1 + max((iteration for own in self.iterations.values() for iteration in own), default=-1)
         self.losses = 1 if done > self.furthest else self.losses + 1
         self.furthest = max(self.furthest, done)
 
@@ -277,7 +277,7 @@ class Play(RuleBasedStateMachine):
         holder = self.core.workers[name].job
         if holder is not None and not self.models[holder].releasing:
             model = self.models[holder]
-            model.lose_a_worker(self.core.jobs[holder].attempt)
+            model.lose_a_worker()
             if (exit_code != -9 or model.losses > MAX_LOSSES) and not self.falls_back(holder):
                 model.possible = {"failed"}
         worker.alive = worker.starting = worker.doomed = False

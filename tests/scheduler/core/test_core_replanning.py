@@ -331,3 +331,21 @@ def test_an_unclean_worker_is_replaced_before_it_goes_on(rehearsal: Any, other: 
     for worker in rehearsal.job.workers:
         rehearsal.tell(WorkerPrepared(job="a", attempt=2, worker=worker))
     assert rehearsal.job.phase is Phase.RUNNING
+
+
+def test_losses_before_it_came_further_are_forgotten_however_that_attempt_ended(rehearsal: Any, other: Plan) -> None:
+    """Two at one place, then many steps up to another plan: the next one was taken for the third at one place."""
+    rehearsal.due()
+    rehearsal.run_to(2)
+    for _ in range(2):
+        rehearsal.lose("cpu-0")
+        rehearsal.prepare()
+    assert len(rehearsal.job.losses) == 2
+    improve(rehearsal, other)
+    to_its_stop(rehearsal)
+    assert rehearsal.job.iterations_done > 2
+    rehearsal.release()
+    rehearsal.prepare()
+    rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
+    assert len(rehearsal.job.losses) == 1
+    assert rehearsal.job.outcome is None or rehearsal.job.outcome.state == "recovering"

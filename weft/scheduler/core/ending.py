@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from weft.scheduler.core import dispatch, events, outcomes
+from weft.scheduler.core import dispatch, events, losses, outcomes
 from weft.scheduler.core.copying import snapshots
 from weft.scheduler.core.events import Command
 from weft.scheduler.core.job import Job, Outcome, Phase
@@ -134,7 +134,7 @@ class Ending(State):
 
     @staticmethod
     def _forget_attempt(job: Job) -> None:
-        job.furthest = max(job.furthest, job.iterations_done)
+        losses.note_progress(job)
         job.lanes, job.deadline, job.iterations_done = {}, None, 0
         job.copying, job.hung = [], None
         dispatch.forget_policies(job)

@@ -39,10 +39,15 @@ def note_hang(event: WorkerHung, job: Job) -> None:
     _add(f"{event.message}{after}", job)
 
 
-def _add(told: str, job: Job) -> None:
+def note_progress(job: Job) -> None:
+    """However its attempt ends: what it lost before it came further than ever is no crash loop's."""
     if job.iterations_done > job.furthest:
         job.losses.clear()
     job.furthest = max(job.furthest, job.iterations_done)
+
+
+def _add(told: str, job: Job) -> None:
+    note_progress(job)
     job.losses.append(f"attempt {job.attempt}: {told}")
 
 
