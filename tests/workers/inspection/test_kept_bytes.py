@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +14,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from weft.spec.job_spec import JobSpec
+from weft.workers.compute.backward.saved import SavedBytes
 from weft.workers.devices.host import HostDevice
 from weft.workers.inspection.inspection import inspect
 from weft.workload.workload import Workload
+
+TESTS = Path(__file__).resolve().parents[2]
+ANY = runpy.run_path(str(TESTS / "any_models.py"))
+TIMED = ("_seconds", "_part", "kept_bytes")
 
 BATCH, WIDTH = 6, 16
 ONE = 4 * BATCH * WIDTH  # an activation, in float32
@@ -88,6 +96,32 @@ def test_a_step_that_refuses_a_look_is_inspected_all_the_same(kind: str) -> None
     units = facts_of(MODELS[kind](nn.Linear(WIDTH, WIDTH), Refusing(), nn.Linear(WIDTH, WIDTH)))["units"]
     assert all(unit["forward_seconds"] > 0 for unit in units)
     assert units[1]["kept_bytes"] == 0
+
+
+@pytest.mark.days(3)
+@pytest.mark.slow(seconds=2)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ANY["NAMES"])
+def test_a_look_changes_nothing_of_what_is_found_out_of_any_model(
+    monkeypatch: pytest.MonkeyPatch, name: str, precision: str
+) -> None:
+    """Skipped calls return what has no numbers, and a copy of that is refused as an operation of the step's."""
+    job = {"entry": "any_models.py:workload", "args": {"name": name}, "batch_size": BATCH, "steps": 1}
+    strategy = {"stages": 2, "microbatches": 2, "precision": precision}
+    spec = JobSpec.parse({"job": job, "strategy": strategy, "directory": str(TESTS)})
+
+    def found() -> dict[str, Any]:
+        torch.manual_seed(0)
+        return dict(inspect(ANY["workload"](name), spec, HostDevice()))
+
+    looked_at = found()
+    counted = sum(unit["kept_bytes"] for unit in looked_at["units"])
+    assert (counted > 0) == (name != "residual"), "which checkpoints what has no numbers"
+    monkeypatch.setattr(SavedBytes, "noting", contextlib.nullcontext)
+    unseen = found()
+    assert looked_at["cut_problems"] == unseen["cut_problems"]
+    for unit, other in zip(looked_at["units"], unseen["units"], strict=True):
+        assert {key for key in unit if unit[key] != other[key] and not key.endswith(TIMED)} == set()
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -146,8 +146,9 @@ class Plans:
         attempt, free = run.attempt, free_memory()
         if attempt is None or (newest := attempt.progress.pace.newest(SAMPLE)) is None:
             return
-        own = attempt.plan.shared_bytes  # which it will have let go of
-        make = partial(make_plan, shared_bytes_free=free.shared + own, host_bytes_free=free.host + own)
+        own, plan = attempt.plan.shared_bytes, attempt.plan  # of which it will have let go
+        beside = sum(plan.activation_bytes) + sum(plan.optimizer_bytes)
+        make = partial(make_plan, shared_bytes_free=free.shared + own, host_bytes_free=free.host + own + beside)
         times = attempt.books.times.medians(newest[0])
         running = Running(plan=attempt.plan, task_seconds=times, iteration_seconds=newest[1])
         inspection = Inspection.from_wire(run.inspection)

@@ -8,13 +8,15 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from weft.workload.aliases import has_memory
+from weft.workload.cutting.placeholder import PlaceholderError
 
 _REFUSED = "support saved tensor hooks"  # in what torch.func raises
 
 
 def refuses_to_be_noted(error: BaseException | None) -> bool:
-    """Whether a forward has raised it only since it was noted what it keeps: functions of torch.func do."""
-    return isinstance(error, RuntimeError) and _REFUSED in str(error)
+    """Whether a step may have raised it only since it was noted what it keeps: functions of torch.func do; and what a
+    hook has seen is copied where it is used, which a tensor without numbers refuses."""
+    return isinstance(error, PlaceholderError) or (isinstance(error, RuntimeError) and _REFUSED in str(error))
 
 
 class SavedBytes:
@@ -42,8 +44,10 @@ class SavedBytes:
                 self._bytes[block] = tensor.untyped_storage().nbytes()
 
     def _saved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As it is, an output would keep its own graph. No operation, which whoever listens to them would take for the
+        step's."""
         self.note([tensor])
-        return tensor.detach()  # as it is, an output would keep its own graph
+        return tensor.data if has_memory(tensor) else tensor
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
