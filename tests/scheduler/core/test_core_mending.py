@@ -222,3 +222,21 @@ def test_a_job_of_higher_priority_gets_workers_that_wait_for_another(pipeline: A
     pipeline.release()
     pipeline.tell(WorkerJoined(worker="cpu-1", kind="cpu"))
     assert pipeline.core.jobs["b"].phase is Phase.PLANNING
+
+
+def test_who_waits_before_it_for_what_it_holds_does_not_keep_it_from_going_on(plan_of: Callable[..., Plan]) -> None:
+    """One that was paused comes back before it, and needs the worker that it keeps; it was to wait for that one, and
+    both waited for ever."""
+    rehearsal = Rehearsal(plan_of(steps=30, window=4), {"loader-1": "loader"})
+    taken(rehearsal)
+    rehearsal.job.sequence = 99
+    rehearsal.tell(JobSubmitted(job="b", needs=rehearsal.needs))
+    assert [job.name for job in rehearsal.core.queue()] == ["b"]
+    rehearsal.tell(WorkerLost(worker="loader-0", exit_code=-9))
+    rehearsal.release()
+    assert rehearsal.core.jobs["b"].phase is Phase.QUEUED
+    assert rehearsal.job.phase is Phase.PREPARING
+    assert rehearsal.job.workers == ("cpu-0", "loader-1")
+    rehearsal.prepare()
+    rehearsal.run_to(30)
+    assert rehearsal.job.phase is Phase.SAVING

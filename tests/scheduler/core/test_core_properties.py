@@ -605,12 +605,13 @@ class Play(RuleBasedStateMachine):
         returning = any(job.outcome is not None and job.outcome.is_another_try for job in jobs)
         if waiting and not self.draining and not returning:
             first, free = waiting[0], self.core.free()
-            if first.phase is Phase.MENDING:
-                coming = [worker.name for worker in self.core.workers.values() if not worker.up]
-                assert mended(first, free, coming) is None, first.story
-            else:
+            if first.phase is Phase.QUEUED:
                 assert chosen_for(first, free) is None, first.story
                 assert preempted_by(first, jobs, free) == [], first.story
+            if all(job.stopping is None for job in jobs):  # nobody makes room for the first
+                coming = [worker.name for worker in self.core.workers.values() if not worker.up]
+                menders = [job for job in waiting if job.phase is Phase.MENDING]
+                assert all(mended(job, free, coming) is None for job in menders), "it holds what others wait for"
 
     # --- and how it ends
 

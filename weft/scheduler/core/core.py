@@ -17,8 +17,10 @@ A job's phases, and what moves it on:
 After a lost worker the others keep what they have of the job: MENDING waits for one in its place.
 
 A job gets all its workers at once or waits. Within one priority jobs start in the order of submission, and a job that
-waits for workers holds back those behind it: nobody overtakes, so nobody starves. One that waits for workers of jobs of
-lower priority has these stop, at an iteration's end with a snapshot of it, and wait in their places.
+waits for workers holds back those behind it: nobody overtakes, so nobody starves. But one that has lost a worker and
+keeps the others goes on as soon as there is another, since those before it may wait for what it keeps. One that waits
+for workers of jobs of lower priority has these stop, at an iteration's end with a snapshot of it, and wait in their
+places.
 """
 
 from __future__ import annotations

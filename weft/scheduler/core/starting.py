@@ -16,7 +16,9 @@ from weft.spec.workers_needed import inspecting_worker
 
 class Starting(Ending):
     def _start_jobs(self) -> list[Command]:
-        commands: list[Command] = []
+        """In their order. Behind one that has to wait only those go on that hold workers already, and lack one in the
+        place of a lost one: what is waited for may be theirs."""
+        commands, somebody_waits = list[Command](), False
         if self.draining:
             return self._let_menders_go(outcomes.SHUTDOWN)  # no worker starts in the place of a lost one
         for job in queue.in_order(self.jobs.values()):
@@ -25,11 +27,16 @@ class Starting(Ending):
             if job.phase not in (Phase.QUEUED, Phase.MENDING):
                 continue
             is_new = job.phase is Phase.QUEUED
+            if is_new and somebody_waits:
+                continue
             free = self.free()
             workers = queue.chosen_for(job, free) if is_new else queue.mended(job, free, self._starting_at_once())
-            if workers is None:
-                return commands + (self._make_room(job) if is_new else [])  # what it waits for is starting
-            commands += (self._start if is_new else self._go_on)(job, workers)
+            if workers is not None:
+                commands += (self._start if is_new else self._go_on)(job, workers)
+                continue
+            somebody_waits = True
+            if is_new and (made := self._make_room(job)):
+                return commands + made
         return commands
 
     def _starting_at_once(self) -> list[str]:
