@@ -17,6 +17,7 @@ from weft.scheduler.core.events import (
     DirectoryLost,
     DrainRequested,
     DropArenas,
+    JobPlanned,
     JobSubmitted,
     PauseRequested,
     PlanImproved,
@@ -36,7 +37,7 @@ from weft.scheduler.core.events import (
     WorkerPrepared,
     WorkerReleased,
 )
-from weft.scheduler.core.job import Phase
+from weft.scheduler.core.job import Phase, Worker
 
 Rehearsal = runpy.run_path(str(Path(__file__).with_name("test_core_snapshots.py")))["Rehearsal"]
 STEPS = 16
@@ -349,3 +350,24 @@ def test_losses_before_it_came_further_are_forgotten_however_that_attempt_ended(
     rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
     assert len(rehearsal.job.losses) == 1
     assert rehearsal.job.outcome is None or rehearsal.job.outcome.state == "recovering"
+
+
+def test_who_stops_for_another_plan_makes_no_room_and_nobody_else_stops_for_half_of_it(
+    rehearsal: Any, other: Plan, plan_of: Callable[..., Plan]
+) -> None:
+    """It has its workers again at once: another that stopped, too, would have done so for nothing."""
+    for name in ("cpu-9", "loader-9"):
+        kind = name.partition("-")[0]
+        rehearsal.core.workers[name] = Worker(name, kind, up=True)
+    rehearsal.tell(JobSubmitted(job="low", needs={"cpu": 1, "loader": 1}, priority=-1))
+    low = rehearsal.core.jobs["low"]
+    rehearsal.tell(JobPlanned(job="low", attempt=1, plan=plan_of(steps=STEPS, window=8)))
+    for name in low.workers:
+        rehearsal.tell(WorkerPrepared(job="low", attempt=1, worker=name))
+    assert low.phase is Phase.RUNNING
+    improve(rehearsal, other)
+    rehearsal.tell(JobSubmitted(job="late", needs={"cpu": 3, "loader": 1}))
+    assert low.stopping is None
+    to_its_stop(rehearsal)
+    rehearsal.release()
+    assert rehearsal.job.phase is Phase.PREPARING

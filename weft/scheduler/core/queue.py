@@ -70,7 +70,7 @@ def preempted_by(job: Job, jobs: Iterable[Job], free: dict[str, list[str]]) -> l
     others = list(jobs)
     short = Counter({kind: count - len(free.get(kind, ())) for kind, count in job.needs.items()})
     for other in others:
-        if other.phase is Phase.RELEASING or other.stopping is not None:
+        if other.phase is Phase.RELEASING or (other.stopping is not None and not _comes_back(other, job)):
             short.subtract(other.needs)
     chosen = []
     for other in sorted(others, key=lambda each: (each.priority, -each.sequence)):
@@ -78,6 +78,11 @@ def preempted_by(job: Job, jobs: Iterable[Job], free: dict[str, list[str]]) -> l
             chosen.append(other)
             short.subtract(other.needs)
     return chosen if all(short[kind] <= 0 for kind in job.needs) else []
+
+
+def _comes_back(other: Job, job: Job) -> bool:
+    """One that stops and has its workers again before the job gets any, as for another plan."""
+    return other.stopping is not None and other.stopping.is_another_try and in_order([job, other])[0] is other
 
 
 def _can_make_room(other: Job, job: Job) -> bool:
