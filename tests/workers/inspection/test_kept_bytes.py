@@ -21,23 +21,12 @@ from weft.workload.workload import Workload
 
 TESTS = Path(__file__).resolve().parents[2]
 ANY = runpy.run_path(str(TESTS / "any_models.py"))
+_SPLIT = runpy.run_path(str(Path(__file__).with_name("test_split_times.py")))
+MODELS: dict[str, Callable[..., nn.Module]] = _SPLIT["MODELS"]
 TIMED = ("_seconds", "_part", "kept_bytes")
 
 BATCH, WIDTH = 6, 16
 ONE = 4 * BATCH * WIDTH  # an activation, in float32
-
-
-class Called(nn.Module):
-    """Cut by its own forward."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        for layer in self.layers:
-            x = layer(x)
-        return x
 
 
 class Sine(nn.Module):
@@ -64,9 +53,6 @@ class Refusing(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         slope = torch.func.vmap(torch.func.grad(lambda row: torch.sin(row).sum()))
         return self.linear(slope(x))
-
-
-MODELS: dict[str, Callable[..., nn.Module]] = {"sequential": nn.Sequential, "by calls": Called}
 
 
 def facts_of(model: nn.Module, mode: str = "train", **strategy: Any) -> dict[str, Any]:

@@ -255,8 +255,7 @@ def _inspected(
     on_host, on_device = update_times(
         workload, optimizer, sample, device, host=_host_updates(specs, device), own=_device_updates(specs, device)
     )
-    update = on_host or on_device
-    stepped = update.optimizer if update is not None and update.moves else None
+    stepped = (update := on_host or on_device) and update.stepped
     scheduler = None if optimizer is None else make_scheduler(workload.scheduler, optimizer)
     return {
         "units": ran.units,

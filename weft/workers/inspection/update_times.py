@@ -99,6 +99,11 @@ class UpdateTimes:
     moves: bool  # whatever a step changes beside the parameters stands in `optimizer.state`
     hides: bool  # it changes what stands neither there nor among the options of its groups
 
+    @property
+    def stepped(self) -> torch.optim.Optimizer | None:
+        """None where its state cannot move."""
+        return self.optimizer if self.moves else None
+
 
 def update_times(
     workload: Workload,
