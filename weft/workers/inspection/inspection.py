@@ -255,7 +255,7 @@ def _inspected(
     on_host, on_device = update_times(
         workload, optimizer, sample, device, host=_host_updates(specs, device), own=_device_updates(specs, device)
     )
-    stepped = (update := on_host or on_device) and update.stepped
+    stepped = None if (update := on_host or on_device) is None else update.stepped
     scheduler = None if optimizer is None else make_scheduler(workload.scheduler, optimizer)
     return {
         "units": ran.units,
