@@ -161,6 +161,8 @@ class Inspection:
     peer_access: bool = False  # each GPU can read the memory of every other one
     small_size: int = 0  # of the second microbatch that units were timed with: so a call's cost and a sample's differ
     timed_size: int = 0  # of the first, of a job whose strategy is still to be chosen; others had their own largest
+    most_samples: int = 0  # of a microbatch of training that could be looked at
+    crowded: str | None = None  # why no larger one was, of such a job; as a reason
     threaded: Threaded | None = None  # with all threads, of such a job
     device_units: tuple[UnitFacts, ...] = ()  # on the job's GPUs, where both kinds compute
     values: tuple[ValueFacts, ...] = ()  # that may cross from stage to stage, as they are where `units` ran
@@ -275,6 +277,8 @@ class Inspection:
             host=Host(**data.get("host", {})),
             peer_access=data.get("peer_access", False),
             timed_size=data.get("timed_size", 0),
+            most_samples=data.get("most_samples", 0),
+            crowded=data.get("crowded"),
             threaded=_threaded(data.get("threaded")),
             small_size=data.get("small_size", 0),  # not in recordings of before it was measured
             parameters=tuple(

@@ -20,7 +20,7 @@ whole model: what shows only after hours in a pipeline cannot go wrong.
 
 No GPU has several stages in a candidate: a prediction takes each stream to be as fast as a GPU of its own.
 
-Where there is no room for one, it is a candidate with recompute, too.
+Where there is no room for one, it is a candidate with recompute, too, and with its batch in parts.
 
 All of them are synchronous: they train what the plain loop trains, to rounding. They differ in how a batch is divided,
 and so in the dropout that its samples see. What the user has given each of them has, and a row that cannot be beside it
@@ -88,6 +88,24 @@ def given_by(spec: JobSpec) -> dict[str, Any]:
 def recomputing(candidate: JobSpec) -> JobSpec | None:
     """A candidate that keeps less; None where it does already, or cannot."""
     return None if candidate.strategy.recompute else _with(candidate, given_by(candidate) | {"recompute": True})
+
+
+def parted(candidate: JobSpec, spec: JobSpec) -> list[JobSpec]:
+    """A candidate of the spec with its batch in parts, the fewest first: each keeps less. None of a pipeline, which has
+    them anyway; nor of compiled units, of which a compiler would have to make others for each size."""
+    strategy = candidate.strategy
+    is_whole = all(count == 1 for count in strategy.microbatch_counts)
+    is_pipeline = any(replica.num_stages > 1 for replica in strategy.replica_list)
+    if "microbatches" in given_by(spec) or not is_whole or is_pipeline or strategy.compile is True:
+        return []
+    found = (_with(candidate, given_by(candidate) | {"microbatches": count}) for count in MICROBATCHES)
+    return [each for each in found if each is not None and each.strategy.division != strategy.division]
+
+
+def with_parts(spec: JobSpec, host: Host) -> list[JobSpec]:
+    """The candidates, and what is looked at besides since a batch may turn out to have no room."""
+    own = candidates(spec, host)
+    return [*own, *(each for simplest in own[:1] for each in parted(simplest, spec))]
 
 
 def with_units(spec: JobSpec, *, compiled: bool) -> JobSpec:

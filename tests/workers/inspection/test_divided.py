@@ -137,7 +137,7 @@ def test_a_long_job_that_gives_no_strategy_is_looked_at_for_all_that_it_may_have
     assert (told.get("unchosen"), told["undivided"], told["timed_size"]) == (None, None, BATCH)
     sizes = {size for size, _ in told["input"]["shapes"]}
     assert sizes >= {BATCH, BATCH // 2}, "of one worker's microbatches and of two replicas'"
-    threaded = inspect_threaded(workload_of, or_auto(spec_of()), HOST)
+    threaded = inspect_threaded(workload_of, or_auto(spec_of()), HOST, told)
     assert threaded is not None
     assert len(threaded["seconds"]) == len(told["units"])
 
@@ -174,7 +174,7 @@ def test_where_the_look_at_others_raises_the_job_goes_on_without(monkeypatch: py
 
     told = inspected(load, spec_of())
     assert told["unchosen"] == "a look at others raised OSError: the file is open already"
-    assert inspect_threaded(load, or_auto(spec_of()), HOST) is None
+    assert inspect_threaded(load, or_auto(spec_of()), HOST, told) is None
 
 
 def test_one_worker_alone_leaves_no_choice() -> None:

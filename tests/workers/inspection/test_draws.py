@@ -14,8 +14,8 @@ from torch import nn
 
 from weft.spec.job_spec import JobSpec
 from weft.workers.devices.host import HostDevice
+from weft.workers.inspection.cut_proof import MAX_PROVEN, telling
 from weft.workers.inspection.cut_trial import CutTrial, attributes_of
-from weft.workers.inspection.draws import MAX_PROVEN, telling
 from weft.workers.inspection.inspection import inspect
 from weft.workers.inspection.ran import TrialOutcome
 from weft.workload.cutting.calls import Seed

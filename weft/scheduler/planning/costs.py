@@ -17,11 +17,12 @@ from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import Host, threads_of
 
 
-def largest_microbatch(spec: JobSpec) -> int:
-    """That any replica may come to have; units are timed with it."""
+def largest_microbatch(spec: JobSpec, num_train: int | None = None) -> int:
+    """That any replica may come to have; units are timed with it. num_train: samples, where they are known."""
+    batch_size = spec.job.batch_size if num_train is None else min(spec.job.batch_size, num_train)
     if spec.strategy.share == "adaptive":
-        return -(-spec.job.batch_size // min(spec.strategy.microbatch_counts))
-    return max(part.size for parts in divide(spec.job.batch_size, *spec.strategy.division) for part in parts)
+        return -(-batch_size // min(spec.strategy.microbatch_counts))
+    return max(part.size for parts in divide(batch_size, *spec.strategy.division) for part in parts)
 
 
 # Found on machines of two cores, of several models: what a core takes more for the same work where all others compute,

@@ -177,6 +177,8 @@ class _Facts(TypedDict):
     copy_bytes_per_second: _Rate
     small_size: _Whole
     timed_size: NotRequired[_Whole]
+    most_samples: NotRequired[_Whole]
+    crowded: NotRequired[str | None]
     threaded: NotRequired[_Threaded | None]
     device_units: NotRequired[list[_Unit]]
     device_values: NotRequired[list[_Value]]

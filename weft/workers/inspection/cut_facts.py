@@ -23,9 +23,8 @@ from weft.plan.error_places import within
 from weft.spec.job_spec import JobSpec
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
-from weft.workers.inspection.cut_proof import CutProof, Whole, evaluating, told_of_a_draw
+from weft.workers.inspection.cut_proof import MAX_TRIES, CutProof, Whole, evaluating, telling, told_of_a_draw
 from weft.workers.inspection.cut_trial import CutTrial, attributes_of, others_of, put_back, run_as_it_is
-from weft.workers.inspection.draws import MAX_TRIES, telling
 from weft.workers.inspection.looked_at import LookedAt
 from weft.workers.inspection.ran import Ran, Ties, TrialOutcome, first_batch, value_facts
 from weft.workers.inspection.times import TIMED_RUNS, Times, between, fastest, note, note_split, repeated

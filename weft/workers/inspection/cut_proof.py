@@ -1,9 +1,10 @@
-"""Cut proof: which cuts of a model give what the whole step gives, bit for bit, in training and in validation."""
+"""Cut proof: which cuts of a model give what the whole step gives, bit for bit, in training and in validation; of a
+step that leaves out blocks at random, in a few runs of it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import OtherCallsError, Step
 from weft.workload.cutting.placeholder import CannotSendError, PlaceholderError
 from weft.workload.workload import WorkloadError
+
+MAX_TRIES = 12  # arbitrary: to find a run that calls all, and others that together leave out each
+MAX_PROVEN = 4  # of them, behind the first: each takes as long as the proof of a step that draws nothing
 
 Told = Callable[[BaseException | None], str]
 
@@ -159,3 +163,16 @@ def _told(cause: BaseException | None) -> str:
         "needs the whole model (torch.autograd.grad does), cut elsewhere (strategy.split), or put that into one "
         "nn.Module"
     )
+
+
+def telling(called: Mapping[int, frozenset[int]]) -> list[int]:
+    """Of runs, by what each has called, the one that calls most, then few others which leave out what can be."""
+    fullest = max(called, key=lambda run: len(called[run]))
+    found, everything = [fullest], frozenset[int]().union(*called.values())
+    unseen = everything - frozenset.intersection(*called.values())  # left out by some run, and by none that was taken
+    unseen -= everything - called[fullest]
+    while unseen and len(found) <= MAX_PROVEN:
+        run = max(called, key=lambda run: len(unseen - called[run]))
+        found.append(run)
+        unseen &= called[run]
+    return found

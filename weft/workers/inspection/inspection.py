@@ -26,9 +26,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from weft.machine.free_memory import free_memory
-from weft.plan.division import sizes_that_occur
 from weft.plan.itinerary import Itinerary
-from weft.spec.candidates import candidates, is_undecided, looked_at, on_one_worker
+from weft.spec.candidates import candidates, is_undecided, looked_at, on_one_worker, with_parts
 from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import ONE_CORE, Host
 from weft.workers.compute.stage import computing_in
@@ -38,6 +37,7 @@ from weft.workers.inspection.cut_facts import inspect_batches
 from weft.workers.inspection.divided import keeps_elsewhere, why_undivided
 from weft.workers.inspection.known import NOTHING, Known
 from weft.workers.inspection.pairs import inspect_pairs
+from weft.workers.inspection.sizes import largest_of_training, most_with_room, sizes_of, sizes_of_training, with_room
 from weft.workers.inspection.state_facts import parameter_facts
 from weft.workers.inspection.times import copy_bytes_per_second
 from weft.workers.inspection.update_times import GradientSample, unsaved, update_times
@@ -75,11 +75,12 @@ def inspect_job(
     if is_undecided(spec):
         return _by_default(load, spec, device, host, known)
     own, specs = candidates(spec, host), looked_at(spec, host)
+    if spec.strategy.is_auto:
+        return _of_many(load, spec, with_parts(spec, host), device, known)
     if len(specs) > len(own):
         with contextlib.suppress(Exception):  # a model may be for devices alone: what its own strategy raises is told
             return _of_many(load, spec, specs, device, known)
-    of_own = _of_many if spec.strategy.is_auto else _of_all_devices
-    return of_own(load, spec, own, device, known)
+    return _of_all_devices(load, spec, own, device, known)
 
 
 def _of_many(
@@ -129,7 +130,7 @@ def _of_choices(
     """specs: what there is to choose among. no_room: for several replicas, as a reason."""
     workload = load()
     batches = Batches(workload, seed=alone.job.seed, batch_size=alone.job.batch_size, steps=alone.job.steps)
-    sizes = _sizes([alone], batches)
+    sizes = sizes_of([alone], batches)
     told = known.facts(
         workload,
         batches,
@@ -169,11 +170,13 @@ def _no_room(loaded: int) -> str:
 
 
 def inspect_threaded(
-    load: Callable[[], Workload], spec: JobSpec, host: Host, known: Known = NOTHING
+    load: Callable[[], Workload], spec: JobSpec, host: Host, facts: Mapping[str, Any], known: Known = NOTHING
 ) -> dict[str, Any] | None:
     """The wire form of weft.plan.inspection.Threaded: what the host takes with the threads that torch has now. None
-    where the job can go on without."""
+    where the job can go on without. facts: what `inspect_job` has returned."""
     threaded = [each for each in looked_at(spec, host) if each.strategy.threads is not None]
+    if facts["crowded"] is not None:  # so that it is timed with the same microbatch
+        threaded = with_room(with_parts(spec, host), facts)
     if not is_undecided(spec):
         return _threaded(load, spec, threaded, known)
     with contextlib.suppress(Exception):  # as of all that nobody has asked for
@@ -200,8 +203,12 @@ def _of_all_devices(
         on_device = inspect(load(), spec, device, specs, known)
     if not _computes_on(specs, "cpu"):
         return on_device
-    on_host = inspect(load(), spec, HostDevice(), specs, known)
+    on_host = inspect(load(), spec, HostDevice(), with_room(specs, on_device), known)
+    if on_host["most_samples"] != on_device["most_samples"]:  # both are to be timed with the same
+        with device.computing():
+            on_device = inspect(load(), spec, device, with_room(specs, on_host), known)
     return on_host | {
+        "crowded": on_device["crowded"] or on_host["crowded"],
         "device_units": on_device["units"],
         "device_values": on_device["values"],
         "cut_problems": [*on_device["cut_problems"], *on_host["cut_problems"]],
@@ -222,9 +229,17 @@ def inspect(
     digests = _digests(workload.model)
     if spec.strategy.loaders > 1:
         batches.check_orders()
-    sizes = _sizes(specs, batches)
-    anew = partial(_inspected, workload, spec, device, specs, batches, sizes, digests)
-    return known.facts(workload, batches, spec, specs, sizes, digests, device, anew)
+
+    def anew() -> dict[str, Any]:
+        largest = sorted({largest_of_training(each, batches.num_train) for each in specs})
+        most, crowded = largest[-1], None
+        if spec.strategy.is_auto:
+            most, crowded = most_with_room(workload, spec, batches, largest, device)
+        roomy = [each for each in specs if largest_of_training(each, batches.num_train) <= most]
+        facts = _inspected(workload, spec, device, roomy, batches, sizes_of(roomy, batches), digests)
+        return facts | {"most_samples": most, "crowded": crowded}
+
+    return known.facts(workload, batches, spec, specs, sizes_of(specs, batches), digests, device, anew)
 
 
 def _inspected(
@@ -242,7 +257,7 @@ def _inspected(
     learns, is_one_of_many = spec.job.mode == "train", spec.strategy.is_auto or len(specs) > 1
     optimizer = make_optimizer(workload.optimizer, workload.model.parameters()) if learns else None
     sample = GradientSample(optimizer)
-    trained = sorted({size for each in specs for size in _microbatch_sizes(each, batches.num_train, 0)})
+    trained = sizes_of_training(specs, batches.num_train)
     aliases, changes = aliases_of(workload.model) if learns else [], ParameterChanges(workload.model)
     attributes = Attributes(dict(workload.model.named_modules()))
     ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
@@ -329,13 +344,6 @@ def _digests(model: nn.Module) -> dict[int, int | None]:
     return {place: digest_of(parameter) for place, parameter in enumerate(parameters)}
 
 
-def _sizes(specs: Sequence[JobSpec], batches: Batches) -> list[int]:
-    """Of each microbatch that will occur, or may."""
-    sizes = {size for each in specs for size in _microbatch_sizes(each, batches.num_train, batches.num_validation)}
-    most = max(batches.num_train, batches.num_validation)
-    return sorted(sizes.union(*(_sizes_at_any_share(each, most) for each in specs)))
-
-
 def _computes_on(specs: Sequence[JobSpec], kind: str) -> bool:
     return any(replica.device == kind for spec in specs for replica in spec.strategy.replica_list)
 
@@ -357,20 +365,6 @@ def _device_updates(specs: Sequence[JobSpec], device: Device) -> bool:
     if not isinstance(device, Accelerator):
         return False
     return any(each.strategy.update != "cpu" and not any(each.strategy.staleness_list) for each in specs)
-
-
-def _microbatch_sizes(spec: JobSpec, num_train: int, num_validation: int) -> list[int]:
-    itinerary = Itinerary.of_job(spec.job, num_train, num_validation)
-    return sorted(sizes_that_occur(itinerary.batch_sizes(), *spec.strategy.division))
-
-
-def _sizes_at_any_share(spec: JobSpec, num_samples: int) -> set[int]:
-    """The largest microbatch that a replica may get, and two on the way there: they show how shapes grow."""
-    if spec.strategy.share != "adaptive":
-        return set()
-    batch_size = min(spec.job.batch_size, num_samples)
-    largest = max(-(-batch_size // count) for count in spec.strategy.microbatch_counts)
-    return {largest, -(-largest // 2), -(-largest // 3)}
 
 
 def _batch_modules(model: nn.Module) -> list[str]:

@@ -83,7 +83,8 @@ class Known:
             return found
         began, waited = time.perf_counter(), _waited_seconds()
         found = inspect()
-        if _waited_seconds() - waited <= MAX_WAITED * (time.perf_counter() - began):
+        alone = _waited_seconds() - waited <= MAX_WAITED * (time.perf_counter() - began)
+        if alone and found.get("crowded") is None:  # another time there may be more memory
             known.keep(spec.entry_file, key, found, files_of_job(spec, self.modules))
         return found
 

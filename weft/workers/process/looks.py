@@ -62,7 +62,7 @@ class Looks:
         facts = inspect_job(load, spec, self.device, self.host, self.known)
         if self.use_all is not None and "timed_size" in facts:
             self.use_all()
-            facts["threaded"] = inspect_threaded(load, spec, self.host, self.known)
+            facts["threaded"] = inspect_threaded(load, spec, self.host, facts, self.known)
         return facts
 
     def _compiled(self, spec: JobSpec, eager_seconds: float) -> dict[str, Any]:

@@ -243,7 +243,10 @@ def test_what_there_is_no_room_for_is_considered_with_recompute(
 
     assert not choose(auto(), inspection, in_room(room)).spec.strategy.recompute
     with pytest.raises(PlanError, match="activations 24"):
-        choose(auto(), inspection, in_room(room - 1))
+        choose(auto(microbatches=1), inspection, in_room(room - 1))
+    in_parts = choose(auto(), inspection, in_room(room - 1)).spec.strategy
+    assert (in_parts.microbatches, in_parts.recompute) == (2, False)
+    assert choose(auto(), inspection, in_room(room - (20 << 20))).spec.strategy.microbatches == 8
     pipelines = replace(inspection, host=Host(workers=2))
     less = choose(auto(stages=2, microbatches=8, schedule="gpipe"), pipelines, in_room(room - (3 << 20)))
     assert less.spec.strategy.recompute
@@ -252,6 +255,29 @@ def test_what_there_is_no_room_for_is_considered_with_recompute(
         choose(auto(stages=2, microbatches=8, schedule="gpipe", recompute=False), pipelines, in_room(room - (3 << 20)))
     for_memory = auto(stages=2, microbatches=8, schedule="gpipe").model_copy(update={"plan_for": "memory"})
     assert choose(for_memory, pipelines, make).spec.strategy.recompute
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_batch_that_could_not_be_looked_at_whole_is_chosen_in_parts(
+    measured: Callable[..., Inspection], auto: Callable[..., JobSpec], workers: int
+) -> None:
+    """Whatever is as fast; where it may not be divided the reason is told."""
+    shapes = {size: (size, 8) for size in SIZES[:-2]}
+    given = TensorFacts(dtype="float32", itemsize=4, shapes=shapes)
+    found = measured([0.03, 0.03], workers=workers, speedup=4.0, input=given, timed_size=16, small_size=4)
+    found = replace(found, most_samples=16, crowded="to try it takes 40 MiB, and 20 are free")
+    chosen = choose(auto(), found, make)
+    strategy = chosen.spec.strategy
+    assert (strategy.microbatches, strategy.threads, len(strategy.replica_list)) == (
+        4,
+        "all" if workers > 1 else None,
+        1,
+    )
+    assert "the first since to try it takes 40 MiB" in chosen.lines[2]
+    assert choose(auto(microbatches=8), found, make).spec.strategy.microbatches == 8
+    for undivided in ({"batch_modules": ("norm (BatchNorm1d)",)}, {"undivided": "a batch is another in parts"}):
+        with pytest.raises(PlanError, match="to try it takes 40 MiB"):
+            choose(auto(), replace(found, **undivided), make)
 
 
 @pytest.fixture(scope="session")

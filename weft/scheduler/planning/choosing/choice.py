@@ -21,12 +21,12 @@ from weft.plan.plan import Plan
 from weft.scheduler.planning.choosing.bounds import least_seconds
 from weft.scheduler.planning.choosing.resting import comes_to_rest, rested
 from weft.scheduler.planning.choosing.titles import title_of
-from weft.scheduler.planning.costs import PlannedJob
+from weft.scheduler.planning.costs import PlannedJob, largest_microbatch
 from weft.scheduler.planning.measured_costs import MeasuredCosts
 from weft.scheduler.planning.outlook import Outlook, gradient_milestones, outlook_of
 from weft.scheduler.planning.partition import NoRoom, PlanError
 from weft.scheduler.planning.simulator import Simulation, SimulationError, simulate
-from weft.spec.candidates import candidates, given_by, is_undecided, on_one_worker, recomputing
+from weft.spec.candidates import candidates, given_by, is_undecided, on_one_worker, parted, recomputing
 from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import threads_of
 
@@ -132,8 +132,8 @@ def _why_cores_are_taken(inspection: Inspection) -> str | None:
 
 def consider(spec: JobSpec, inspection: Inspection, make: MakePlan, *, prunes: bool = True) -> list[Considered]:
     """All candidates that train alike, the simplest first, which is simulated first: it is what others are compared
-    with. What there is no room for is considered with recompute, too. prunes: False to simulate those as well that
-    cannot be faster, and all with recompute."""
+    with. Behind what there is no room for comes what keeps less. prunes: False to simulate those as well that cannot be
+    faster, and what keeps less than any."""
     alike = [each for each in candidates(spec, inspection.host) if trains_alike(each, spec, inspection)]
     found = [_bounded(each, inspection) for each in alike]
     shortest, num_simulated = math.inf, 0
@@ -143,9 +143,32 @@ def consider(spec: JobSpec, inspection: Inspection, make: MakePlan, *, prunes: b
         if each.why_not is None and (can_be_it or not prunes):
             found[number] = each = simulated(each, inspection, make)
             shortest, num_simulated = min(shortest, each.seconds or shortest), num_simulated + 1
-    again = [recomputing(each.spec) for each in found if each.lacks_room or not prunes]
-    with_less = [_bounded(each, inspection) for each in again if each is not None and "recompute" not in given_by(spec)]
-    return [*found, *(simulated(each, inspection, make) for each in with_less if each.why_not is None)]
+    return [
+        one
+        for each in found
+        for one in (each, *(_with_less(each, spec, inspection, make) if each.lacks_room or not prunes else ()))
+    ]
+
+
+def _with_less(each: Considered, spec: JobSpec, inspection: Inspection, make: MakePlan) -> Iterator[Considered]:
+    """What keeps less than a candidate: with recompute; in as many parts as there is room for, or in each number where
+    the candidate itself can be."""
+    again = recomputing(each.spec)
+    if (
+        again is not None
+        and "recompute" not in given_by(spec)
+        and (bounded := _bounded(again, inspection)).why_not is None
+    ):
+        yield simulated(bounded, inspection, make)
+    for in_parts in parted(each.spec, spec):
+        bounded = _bounded(in_parts, inspection)
+        if bounded.why_not is not None or not trains_alike(in_parts, spec, inspection):
+            continue
+        found = simulated(bounded, inspection, make)
+        if found.why_not is None:
+            yield found
+            if each.lacks_room:
+                return
 
 
 def best_of(considered: Sequence[Considered], as_good: float = AS_GOOD) -> Considered | None:
@@ -183,6 +206,8 @@ def trains_alike(candidate: JobSpec, spec: JobSpec, inspection: Inspection) -> b
 
 def _bounded(candidate: JobSpec, inspection: Inspection) -> Considered:
     title = title_of(candidate.strategy, inspection.host)
+    if inspection.crowded is not None and largest_microbatch(candidate, inspection.num_train) > inspection.most_samples:
+        return Considered(spec=candidate, title=title, least_seconds=0.0, why_not=inspection.crowded, lacks_room=True)
     try:
         return Considered(spec=candidate, title=title, least_seconds=least_seconds(candidate, inspection))
     except ValueError as error:

@@ -1,0 +1,115 @@
+"""Sizes: of the microbatches that are looked at; and where a strategy is to be chosen, which of them have room.
+
+A look runs the whole model with the largest microbatch of all. Where that has no room, whoever runs it is killed, and
+with it a job that would fit in parts. So the smallest is run forward first, for the bytes that it keeps for a backward;
+they grow with the samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from weft.machine.free_memory import free_memory
+from weft.plan.division import sizes_that_occur
+from weft.plan.itinerary import Itinerary
+from weft.spec.job_spec import JobSpec
+from weft.workers.compute.backward.saved import SavedBytes
+from weft.workers.compute.stage import computing_in
+from weft.workers.devices.device import Accelerator, Device
+from weft.workers.inspection.cut_trial import put_back
+from weft.workers.inspection.ran import first_batch
+from weft.workload.cutting.names import named_tensors
+from weft.workload.data.batches import Batches
+from weft.workload.data.tree import build, flatten
+from weft.workload.randomness import seed_others
+from weft.workload.step import training_step
+from weft.workload.units import is_cut_by_calls
+from weft.workload.workload import Workload
+
+MORE: Final = 1.3  # times what is kept: a backward has gradients beside it; of 1.75 GiB told, 2.1 were used
+COPIES: Final = 4  # of the parameters: gradients, two copies of them to compare, what an optimizer keeps
+
+
+def sizes_of(specs: Sequence[JobSpec], batches: Batches) -> list[int]:
+    """Of each microbatch that will occur, or may, ascending."""
+    sizes = {size for each in specs for size in _occurring(each, batches.num_train, batches.num_validation)}
+    most = max(batches.num_train, batches.num_validation)
+    return sorted(sizes.union(*(_at_any_share(each, most) for each in specs)))
+
+
+def sizes_of_training(specs: Sequence[JobSpec], num_train: int) -> list[int]:
+    """That are known to occur, ascending."""
+    return sorted({size for each in specs for size in _occurring(each, num_train, 0)})
+
+
+def largest_of_training(spec: JobSpec, num_train: int) -> int:
+    return max({*_occurring(spec, num_train, 0), *_at_any_share(spec, num_train)})
+
+
+def most_with_room(
+    workload: Workload, spec: JobSpec, batches: Batches, largest: Sequence[int], device: Device
+) -> tuple[int, str | None]:
+    """The size of the largest microbatch that there is room for, and why it is none of the larger ones, as a reason.
+
+    largest: sizes of microbatches of training, ascending; the first is taken in any case. Of an `nn.Sequential` on a
+    device all are: there one unit is looked at after the other.
+    """
+    learns = spec.job.mode == "train" and not spec.strategy.compile
+    if len(largest) < 2 or not learns or (isinstance(device, Accelerator) and not is_cut_by_calls(workload)):
+        return largest[-1], None
+    kept = _kept_bytes(workload, spec, batches, largest[0], device)
+    free = free_memory().host if (free_there := device.capacity_bytes()) is None else free_there
+    copies = COPIES * sum(parameter.nbytes for parameter in workload.model.parameters())
+    needed = {size: copies + MORE * kept * size / largest[0] for size in largest}
+    fitting = [size for size in largest if needed[size] <= free] or [largest[0]]
+    if fitting[-1] == largest[-1]:
+        return largest[-1], None
+    return fitting[-1], (
+        f"to try a microbatch of {largest[-1]} samples takes some {needed[largest[-1]] / 2**20:.4g} MiB, and "
+        f"{free / 2**20:.4g} are free"
+    )
+
+
+def with_room(specs: Sequence[JobSpec], facts: Mapping[str, Any]) -> list[JobSpec]:
+    """Those that were looked at, by what was found out."""
+    return [each for each in specs if largest_of_training(each, facts["num_train"]) <= facts["most_samples"]]
+
+
+def _kept_bytes(workload: Workload, spec: JobSpec, batches: Batches, size: int, device: Device) -> int:
+    """Of a microbatch, for its backward; 0 where nobody can tell. Buffers are as before."""
+    model = workload.model
+    before: Mapping[str, torch.Tensor] = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    first = first_batch(min(size, batches.num_train), training=True)
+    device.adopt(model)
+    try:
+        tensors, skeleton = batches.batch(*first) if is_cut_by_calls(workload) else flatten(batches.load(*first))
+        own = [device.put(tensor) for tensor in tensors]
+        saved = SavedBytes([*own, *(tensor for _, tensor in named_tensors(model))])
+        device.seed(0)
+        seed_others(0)
+        model.train()
+        with device.drawing, computing_in(spec.strategy.precision, device), saved.noting():
+            training_step(workload)(model, build(skeleton, own))
+        return saved.num_bytes
+    except Exception:  # whatever the user's code raises is told where it is looked at
+        return 0
+    finally:
+        device.give_back(model)
+        put_back(model, before)
+
+
+def _occurring(spec: JobSpec, num_train: int, num_validation: int) -> set[int]:
+    itinerary = Itinerary.of_job(spec.job, num_train, num_validation)
+    return sizes_that_occur(itinerary.batch_sizes(), *spec.strategy.division)
+
+
+def _at_any_share(spec: JobSpec, num_samples: int) -> set[int]:
+    """The largest microbatch that a replica may get, and two on the way there: they show how shapes grow."""
+    if spec.strategy.share != "adaptive":
+        return set()
+    batch_size = min(spec.job.batch_size, num_samples)
+    largest = max(-(-batch_size // count) for count in spec.strategy.microbatch_counts)
+    return {largest, -(-largest // 2), -(-largest // 3)}
