@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import random
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -511,6 +512,19 @@ def test_units_that_compute_with_what_their_forward_left_are_told_where_replicas
     told = inspect(workload_of(model, train=(torch.randn(8, 3), torch.randn(8, 2))), spec_of(4, replicas=replicas))
     carrying = [unit["name"] for unit in told["units"] if unit["carries_state"]]
     assert carrying == (["0.", "3."] if replicas == 2 else [])
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("draw", [None, random.random, np.random.random])
+def test_generators_that_nobody_draws_from_need_no_seeds_however_many_replicas_there_are(
+    replicas: int, draw: Callable[[], float] | None
+) -> None:
+    class Scaling(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (1.0 if draw is None else 1 + 0.1 * draw())
+
+    told = inspect(workload_of(nn.Sequential(nn.Linear(3, 3), Scaling(), nn.Linear(3, 2))), spec_of(replicas=replicas))
+    assert told["seeds_others"] == (draw is not None)
 
 
 def test_modules_that_depend_on_the_batch_are_told_by_name_and_kind() -> None:

@@ -42,7 +42,7 @@ def inspect_pairs(
     _check_validation(batches, samples)
     others = OtherGenerators()
     others.seed(spec.job.seed)
-    ran = inspect_units(workload, spec, samples, trained=trained, device=device, leave=leave)
+    ran = inspect_units(workload, spec, samples, trained=trained, device=device, others=others, leave=leave)
     return Ran(
         units=ran.units,
         values=ran.values,

@@ -35,7 +35,7 @@ from weft.workers.inspection.times import TIMED_RUNS, OtherMemory, Times, fastes
 from weft.workload.cutting.leaves import tensors_in
 from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.placeholder import Placeholder
-from weft.workload.randomness import seed_others
+from weft.workload.randomness import OtherGenerators
 from weft.workload.units import units
 from weft.workload.workload import Workload
 
@@ -66,20 +66,21 @@ def inspect_units(
     *,
     trained: Sequence[int],
     device: Device,
+    others: OtherGenerators,
     leave: Callable[[nn.Module], None],
 ) -> RanUnits:
     """A value for each unit's output but the last one's, or a problem where that is no plain tensor.
 
     trained: sizes that are known to occur in training; others go through in validation's mode: batch norm trains on no
-    batch of one. leave: called with each unit, and a loss that is a module, before it leaves the device; it has the
-    gradients that its runs have left.
+    batch of one. others: sees whether these generators draw. leave: called with each unit, and a loss that is a module,
+    before it leaves the device; it has the gradients that its runs have left.
     """
     modules = units(workload.model)
     facts = [
         blank_facts(name, type(module).__name__, module.parameters(), module.buffers()) for name, module in modules
     ]
     _record_ties(modules, facts)
-    runs = _Runs(workload, spec, samples, trained, device)
+    runs = _Runs(workload, spec, samples, trained, device, others)
     span: list[nn.Module] = []
     for number, (name, module) in enumerate(modules):
         is_last = number == len(modules) - 1
@@ -157,9 +158,15 @@ class _Runs:
     values, problems: of what each unit has passed on, by its number."""
 
     def __init__(
-        self, workload: Workload, spec: JobSpec, samples: Samples, trained: Sequence[int], device: Device
+        self,
+        workload: Workload,
+        spec: JobSpec,
+        samples: Samples,
+        trained: Sequence[int],
+        device: Device,
+        others: OtherGenerators,
     ) -> None:
-        self._spec = spec
+        self._spec, self._others = spec, others
         self._num_units = len(units(workload.model))
         self._other_memory = OtherMemory(device)
         inputs, target = samples[max(samples)]
@@ -238,7 +245,7 @@ class _Runs:
     def _outputs(self, run: Run) -> list[torch.Tensor]:
         with self._device.drawing, torch.no_grad():
             self._device.seed(0)
-            seed_others(0)
+            self._others.seed(0)
             return [y.clone() for y in tensors_in(run(self._largest.clone()))]
 
     def _measure_small(self, module: nn.Module, fact: dict[str, Any]) -> None:
