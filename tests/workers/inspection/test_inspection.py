@@ -515,15 +515,18 @@ def test_units_that_compute_with_what_their_forward_left_are_told_where_replicas
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("draw", [None, random.random, np.random.random])
-def test_generators_that_nobody_draws_from_need_no_seeds_however_many_replicas_there_are(
-    replicas: int, draw: Callable[[], float] | None
+def test_generators_are_seeded_where_a_unit_draws_from_them_however_many_replicas_there_are(
+    replicas: int, seed: int, draw: Callable[[], float] | None
 ) -> None:
     class Scaling(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * (1.0 if draw is None else 1 + 0.1 * draw())
 
-    told = inspect(workload_of(nn.Sequential(nn.Linear(3, 3), Scaling(), nn.Linear(3, 2))), spec_of(replicas=replicas))
+    spec = spec_of(replicas=replicas)
+    spec = spec.model_copy(update={"job": spec.job.model_copy(update={"seed": seed})})
+    told = inspect(workload_of(nn.Sequential(nn.Linear(3, 3), Scaling(), nn.Linear(3, 2))), spec)
     assert told["seeds_others"] == (draw is not None)
 
 
