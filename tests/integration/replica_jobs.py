@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -58,6 +60,13 @@ class Sometimes(nn.Module):
         return inputs + self.extra(inputs) if inputs[:, 0].max() > 2 else inputs.clone()
 
 
+class Noise(nn.Module):
+    """Draws from Python's generator and from numpy's, and not from torch's."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs * (1 + 0.1 * random.random()) + 0.1 * float(np.random.random())
+
+
 class Pausing(nn.Linear):
     """Others have the time to update what comes after it."""
 
@@ -80,6 +89,17 @@ class Stack(nn.Module):
         for block in self.blocks:
             inputs = inputs + self.dropout(block(inputs))
         return self.head(inputs * self.scale)
+
+
+class Noisy(nn.Module):
+    """Cut by its own forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = noisy()
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.layers(inputs)
 
 
 class Trusting(torch.optim.Optimizer):
@@ -116,6 +136,10 @@ def numbers(*shape: int) -> torch.Tensor:
 
 def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Dropout(0.3), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 1))
+
+
+def noisy() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 12), Noise(), nn.Tanh(), nn.Linear(12, 12), Noise(), nn.Linear(12, 1))
 
 
 def linear() -> nn.Sequential:
@@ -204,6 +228,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], Any]] = {
     "partly frozen": (partly_frozen, columns, nn.functional.mse_loss),
     "singular": (mlp, columns, singular),
     "pausing": (pausing, columns, nn.functional.mse_loss),
+    "noisy": (noisy, columns, nn.functional.mse_loss),
+    "noisy by calls": (Noisy, columns, nn.functional.mse_loss),
     "stack": (Stack, columns, nn.functional.mse_loss),
 }
 

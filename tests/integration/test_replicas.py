@@ -233,6 +233,19 @@ def test_a_pipeline_of_devices_beside_cpu_replicas_computes_what_the_plain_loop_
     agrees(machine, spec_of({"model": model}, strategy, batch_size=batch_size))
 
 
+@pytest.mark.slow
+@pytest.mark.pairs(
+    4,
+    name=("two replicas", "two stages beside one, gpipe", "two stages of one replica", "a device beside a host"),
+    model=("noisy", "noisy by calls"),
+    seed=(0, 1),
+)
+def test_what_a_model_draws_from_other_generators_is_the_plain_loops(
+    machine: RealDaemon, name: str, model: str, seed: int
+) -> None:
+    agrees(machine, spec_of({"model": model}, STRATEGIES[name], seed=seed))
+
+
 LAYERED: dict[str, Strategy] = {
     "two replicas": {"replicas": 2, "microbatches": 2},
     "two replicas, recomputed": {"replicas": 2, "recompute": True},
