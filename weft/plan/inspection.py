@@ -116,6 +116,11 @@ class ParameterFacts:
     def num_bytes(self) -> int:
         return self.num_elements * self.itemsize
 
+    @property
+    def state_bytes(self) -> int:
+        """Of what the optimizer keeps for each element."""
+        return sum(self.num_elements * entry.itemsize for entry in self.state or () if entry.kind == "elements")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFacts:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.plan.inspection import UnitFacts
-from weft.scheduler.planning.partition import PlanError, partition
+from weft.scheduler.planning.partition import PlanError, Room, partition
 
 optimize = pytest.importorskip("scipy.optimize", reason="scipy, which brings HiGHS, is not installed")
 
@@ -81,13 +81,14 @@ def test_no_cut_that_the_solver_knows_is_better(
     runs = list(itertools.combinations(range(len(units) + 1), 2))
     least_bytes = solved(num_bytes, allowed, num_stages - 1, dict.fromkeys(runs, True))
     limit = math.inf if most_bytes is None else most_bytes
+    room = None if most_bytes is None else Room(most_bytes, num_bytes)
     if least_bytes == math.inf:
         with pytest.raises(PlanError):
-            partition(units, num_stages, None, model["problems"], limit)
+            partition(units, num_stages, None, model["problems"], room)
         return
     most = max(limit, round(least_bytes))
     best = solved(seconds, allowed, num_stages - 1, {run: sum(num_bytes[slice(*run)]) <= most for run in runs})
-    cuts = partition(units, num_stages, None, model["problems"], limit)
+    cuts = partition(units, num_stages, None, model["problems"], room)
     assert {first for first, _ in cuts[1:]} <= set(allowed)
     assert max(sum(num_bytes[first:last]) for first, last in cuts) <= most
     assert max(sum(seconds[first:last]) for first, last in cuts) == pytest.approx(best, abs=1e-6)

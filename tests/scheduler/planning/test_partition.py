@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.plan.inspection import Inspection, UnitFacts
+from weft.plan.inspection import Inspection, ParameterFacts, StateFacts, UnitFacts
 from weft.plan.placement import Cuts
-from weft.scheduler.planning.partition import PlanError, cut_for, even_workers, partition
+from weft.scheduler.planning.partition import PlanError, Room, cut_for, even_workers, partition
 from weft.scheduler.planning.placing import scheduled
-from weft.spec.replica import Replica
-from weft.spec.strategy import Strategy
+from weft.spec.job_spec import JobSpec
 
 UnitOf = Callable[..., UnitFacts]
+SpecOf = Callable[..., JobSpec]
 
 
 @st.composite
@@ -223,17 +223,85 @@ def test_a_split_by_names_that_cannot_be_is_refused_with_names_that_can(
     ],
 )
 def test_a_stage_whose_parameters_no_gpu_holds_gives_units_away(
-    inspection_of: Callable[..., Inspection], unit_of: UnitOf, axes: dict[str, Any], cuts: Cuts
+    inspection_of: Callable[..., Inspection], unit_of: UnitOf, spec_of: SpecOf, axes: dict[str, Any], cuts: Cuts
 ) -> None:
     """By times alone the second one had three units, and 6 MiB of them, on a GPU with room for 4.5."""
     sizes = [(6.0, 1), (2.0, 1), (2.0, 1), (2.0, 4)]
     units = [unit_of(n, own, own, parameter_bytes=size << 20) for n, (own, size) in enumerate(sizes)]
-    replica = Replica(**{"device": "gpu", "microbatches": 2} | axes)
-    strategy = Strategy(replicas=[replica])
-    inspection = inspection_of(units, device_bytes=18 << 20)
-    assert cut_for(inspection, replica, scheduled(strategy, replica)) == cuts
-    roomy = cut_for(inspection_of(units, device_bytes=1 << 30), replica, scheduled(strategy, replica))
-    assert roomy == ((0, 1), (1, 4))
+    spec = spec_of(replicas=[{"device": "gpu", "microbatches": 2} | axes])
+    assert cut_of(spec, inspection_of(units, device_bytes=18 << 20)) == cuts
+    assert cut_of(spec, inspection_of(units, device_bytes=1 << 30)) == ((0, 1), (1, 4))
+
+
+@pytest.mark.parametrize(
+    ("mib", "axes", "cuts"),
+    [
+        (100, {}, ((0, 3), (3, 6))),
+        (20, {}, ((0, 2), (2, 6))),  # by 1f1b the first stage has two microbatches in flight, of 4 MiB a unit
+        (20, {"schedule": "gpipe"}, ((0, 3), (3, 6))),  # four in both: no cut fits, and halves take least
+        (20, {"recompute": True}, ((0, 3), (3, 6))),
+        (40, {}, ((0, 3), (3, 6))),
+        (40, {"update": "cpu"}, ((0, 3), (3, 6))),
+    ],
+)
+def test_a_stage_whose_activations_no_gpu_holds_gives_units_away(
+    inspection_of: Callable[..., Inspection],
+    unit_of: UnitOf,
+    spec_of: SpecOf,
+    mib: int,
+    axes: dict[str, Any],
+    cuts: Cuts,
+) -> None:
+    units = [unit_of(n, 1.0, 1.0, parameter_bytes=1 << 10, kept_bytes=4 << 20) for n in range(6)]
+    spec = spec_of(replicas=[{"device": "gpu", "microbatches": 4, "stages": 2}], **axes)
+    assert cut_of(spec, inspection_of(units, device_bytes=mib << 20)) == cuts
+
+
+def test_a_stage_has_its_optimizers_state_where_it_updates(
+    inspection_of: Callable[..., Inspection], unit_of: UnitOf, spec_of: SpecOf
+) -> None:
+    """That of the last two units is as large as all else; nothing is known of the parameters' own bytes here."""
+    units = [unit_of(n, 1.0, 1.0, kept_bytes=1) for n in range(6)]
+    entry = StateFacts(name="exp_avg", kind="elements", dtype="float32", itemsize=4)
+    parameters = tuple(
+        ParameterFacts(units=(n,), num_elements=n // 4 << 20, dtype="float32", itemsize=4, trained=True, group=0)
+        for n in range(6)
+    )
+    parameters = tuple(replace(each, state=(entry, entry)) for each in parameters)
+    inspection = inspection_of(units, device_bytes=10 << 20, parameters=parameters)
+    on_device = spec_of(replicas=[{"device": "gpu", "stages": 2, "microbatches": 2}])
+    assert cut_of(on_device, inspection) == ((0, 5), (5, 6))
+    by_host = spec_of(replicas=[{"device": "gpu", "stages": 2, "microbatches": 2}], update="cpu")
+    assert cut_of(by_host, inspection) == ((0, 3), (3, 6))
+
+
+def cut_of(spec: JobSpec, inspection: Inspection) -> Cuts:
+    return cut_for(spec, inspection, 0, scheduled(spec.strategy, spec.strategy.replica_list[0]))
+
+
+@given(
+    units=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), min_size=3, max_size=8),
+    in_flight=st.lists(st.integers(1, 4), min_size=3, max_size=3),
+    most=st.integers(5, 120),
+)
+def test_no_cut_that_fits_is_faster_whatever_is_in_flight(
+    unit_of: UnitOf, units: list[tuple[int, int, int]], in_flight: list[int], most: int
+) -> None:
+    """By looking at all; where none fits the largest stage is as small as can be."""
+    room = Room(most, [own for _, own, _ in units], [kept for _, _, kept in units], in_flight)
+    cuts = partition([unit_of(n, seconds, 0.0) for n, (seconds, *_) in enumerate(units)], 3, room=room)
+
+    def needed(cuts: Cuts) -> float:
+        stages = zip(cuts, in_flight, strict=True)
+        return max(sum(own + count * kept for _, own, kept in units[a:b]) for (a, b), count in stages)
+
+    def seconds(cuts: Cuts) -> float:
+        return max(sum(own for own, *_ in units[a:b]) for a, b in cuts)
+
+    every = [((0, a), (a, b), (b, len(units))) for a, b in itertools.combinations(range(1, len(units)), 2)]
+    limit = max(most, min(map(needed, every)))
+    assert needed(cuts) <= limit
+    assert seconds(cuts) == min(seconds(each) for each in every if needed(each) <= limit)
 
 
 # --- several stages in a worker
@@ -253,7 +321,8 @@ def test_cuts_move_for_the_busiest_worker(unit_of: UnitOf) -> None:
     cuts = even_workers(units, before, {0: 0, 1: 1, 2: 0, 3: 1})
     assert cuts == ((0, 1), (1, 2), (2, 4), (4, 5))
     heavy = [replace(unit, parameter_bytes=9 if number in (2, 3) else 1) for number, unit in enumerate(units)]
-    assert even_workers(heavy, before, {0: 0, 1: 1, 2: 0, 3: 1}, most_bytes=12) == before
+    room = Room(12, [unit.parameter_bytes for unit in heavy])
+    assert even_workers(heavy, before, {0: 0, 1: 1, 2: 0, 3: 1}, room=room) == before
 
 
 @given(

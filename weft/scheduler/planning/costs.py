@@ -25,6 +25,13 @@ def largest_microbatch(spec: JobSpec, num_train: int | None = None) -> int:
     return max(part.size for parts in divide(batch_size, *spec.strategy.division) for part in parts)
 
 
+def part_of_largest(spec: JobSpec, inspection: Inspection, r: int) -> float:
+    """Of the largest microbatch, with which units were inspected, a replica's largest."""
+    parts = divide(min(spec.job.batch_size, inspection.num_train), *spec.strategy.division)
+    sizes = [max(part.size for part in own) for own in parts]
+    return sizes[r] / max(sizes) if len(sizes) > r else 1.0  # those that steal have one part together
+
+
 # Found on machines of two cores, of several models: what a core takes more for the same work where all others compute,
 # too. They share memory, the outermost cache and the power that a boost takes.
 CROWDED: Final = 0.08

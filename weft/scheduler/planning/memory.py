@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from weft.plan.buckets import Bucket, Holder
-from weft.plan.division import divide
 from weft.plan.inspection import Inspection
 from weft.plan.kinds import Kind
 from weft.plan.placement import Placement
 from weft.plan.plan import Plan, Ring, num_snapshot_places
 from weft.plan.schedules.schedule import Pass, Schedule
+from weft.scheduler.planning.costs import part_of_largest
 from weft.scheduler.planning.partition import NoRoom, PlanError
 from weft.scheduler.planning.rings import shared_bytes
 from weft.spec.job_spec import JobSpec
@@ -63,7 +63,7 @@ def activation_bytes(spec: JobSpec, inspection: Inspection, placement: Placement
     for r, schedule in enumerate(placement.schedules if placement.learns else ()):
         if schedule is None:
             continue
-        units, part = inspection.units_on(placement.replicas[r].device), _part_of_largest(spec, inspection, r)
+        units, part = inspection.units_on(placement.replicas[r].device), part_of_largest(spec, inspection, r)
         kept = [round(part * sum(unit.kept_bytes for unit in units[first:last])) for first, last in placement.cuts[r]]
         for program in schedule.programs:
             worker = placement.worker_of[Holder(r, program[0].stage)]
@@ -83,13 +83,6 @@ def _most_kept(schedule: Schedule, program: Sequence[Pass], kept: Sequence[int],
     return most
 
 
-def _part_of_largest(spec: JobSpec, inspection: Inspection, r: int) -> float:
-    """Of the largest microbatch, with which units were inspected, a replica's largest."""
-    parts = divide(min(spec.job.batch_size, inspection.num_train), *spec.strategy.division)
-    sizes = [max(part.size for part in own) for own in parts]
-    return sizes[r] / max(sizes) if len(sizes) > r else 1.0  # those that steal have one part together
-
-
 def optimizer_bytes(inspection: Inspection, placement: Placement) -> tuple[int, ...]:
     """By worker: the state that its updates keep, without what lies in shared memory since it may move."""
     found: Counter[int] = Counter()
@@ -103,10 +96,9 @@ def optimizer_bytes(inspection: Inspection, placement: Placement) -> tuple[int, 
         (cuts,) = placement.cuts
         for stage, (first, last) in enumerate(cuts):
             found[placement.worker_of[Holder(0, stage)]] += sum(
-                parameter.num_elements * entry.itemsize
+                parameter.state_bytes
                 for parameter in inspection.parameters
-                for entry in parameter.state or ()
-                if parameter.trained and first <= parameter.units[0] < last and entry.kind == "elements"
+                if parameter.trained and first <= parameter.units[0] < last
             )
     return tuple(found[worker] for worker in range(len(placement.workers)))
 
@@ -208,12 +200,7 @@ def snapshot_bytes(inspection: Inspection) -> int:
     """Of one: parameters, buffers, and the optimizer's state, as far as it is known."""
     trained = [parameter for parameter in inspection.parameters if parameter.trained]
     values = sum(parameter.num_bytes for parameter in inspection.parameters)
-    state = sum(
-        entry.itemsize * parameter.num_elements
-        for parameter in trained
-        for entry in parameter.state or ()
-        if entry.kind == "elements"
-    )
+    state = sum(parameter.state_bytes for parameter in trained)
     unknown = sum(UNKNOWN_STATE * parameter.num_bytes for parameter in trained if parameter.state is None)
     buffers = sum(unit.buffer_bytes for unit in inspection.units)
     return values + state + unknown + buffers

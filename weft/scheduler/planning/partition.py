@@ -1,10 +1,10 @@
 """Partition: where the model is cut into stages, so that the slowest is as fast as possible. Pure.
 
 Contiguous units to stages, by dynamic programming over the units' measured times; or where the user says, by the units'
-numbers or by names of modules. On GPUs no stage has more parameters than there is memory for, where any cut allows it.
-Where workers have several stages, cuts are then moved for the busiest worker's sake. A unit has the name of the module
-with which it begins, and may be called by that of any module that contains it and none before it: "layer2" begins with
-the unit "layer2.0".
+numbers or by names of modules. On GPUs no stage takes more than there is memory for, where any cut allows it: its
+parameters, and activations of as many microbatches as the schedule has in flight there. Where workers have several
+stages, cuts are then moved for the busiest worker's sake. A unit has the name of the module with which it begins, and
+may be called by that of any module that contains it and none before it: "layer2" begins with the unit "layer2.0".
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ import difflib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 
 from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.placement import Cuts
 from weft.plan.schedules.schedule import Schedule
+from weft.scheduler.planning.costs import part_of_largest
 from weft.scheduler.planning.working_window import MEMORY_SHARE, layer_cuts
-from weft.spec.replica import Replica
+from weft.spec.job_spec import JobSpec
 
+KERNELS_SHARE = 0.9  # of a GPU's memory for what is counted; arbitrary: the rest is what kernels need beside
 MAX_TOLD_UNITS = 8  # in a sentence that lists them
 MAX_TOLD_PROBLEMS = 3  # a sentence each: whoever mends these asks again
 
@@ -34,24 +37,60 @@ class NoRoom(PlanError):
     """What the job needs of some memory is more than there is. The text has the sum and the remedy."""
 
 
-def cut_for(inspection: Inspection, replica: Replica, schedule: Schedule | None) -> Cuts:
-    """schedule: None of a working window. Errors: PlanError."""
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Of a stage, in bytes: what there is, and what units take of it."""
+
+    most: float
+    own: Sequence[float]  # of each unit, in any case
+    kept: Sequence[float] = ()  # of each unit, for each microbatch in flight; none where nobody knows
+    in_flight: Sequence[int] = ()  # of each stage, the most microbatches
+
+    def between(self, bounds: Sequence[int]) -> Callable[[int, int, int], float]:
+        """What a stage takes, by its number, between two of the bounds."""
+        own = [0.0, *accumulate(self.own)]
+        if not self.kept:
+            return lambda stage, a, b: own[bounds[b]] - own[bounds[a]]
+        kept, in_flight = [0.0, *accumulate(self.kept)], self.in_flight
+
+        def num_bytes(stage: int, a: int, b: int) -> float:
+            first, last = bounds[a], bounds[b]
+            return own[last] - own[first] + in_flight[stage] * (kept[last] - kept[first])
+
+        return num_bytes
+
+
+def cut_for(spec: JobSpec, inspection: Inspection, r: int, schedule: Schedule | None) -> Cuts:
+    """Of a replica. inspection: with the job's own sizes. schedule: None of a working window. Errors: PlanError."""
+    replica = spec.strategy.replica_list[r]
     units, problems = inspection.units_on(replica.device), inspection.cut_problems
     if schedule is not None:
-        most_bytes = _most_bytes(inspection, replica, schedule)
-        cuts = partition(units, replica.num_stages, replica.split, problems, most_bytes)
+        room = _room(spec, inspection, r, schedule)
+        cuts = partition(units, replica.num_stages, replica.split, problems, room)
         is_free = replica.split is None and len(schedule.programs) < schedule.num_stages
-        return even_workers(units, cuts, schedule.worker_of, problems, most_bytes) if is_free else cuts
+        return even_workers(units, cuts, schedule.worker_of, problems, room) if is_free else cuts
     split = replica.split if replica.split is not None else layer_cuts(units, _allowed_cuts(units, problems))
     return partition(units, len(split) + 1, split, problems)
 
 
-def _most_bytes(inspection: Inspection, replica: Replica, schedule: Schedule) -> float:
-    """Of a stage's parameters: a GPU has their gradients, too, and as much for each stage that it has."""
+def _room(spec: JobSpec, inspection: Inspection, r: int, schedule: Schedule) -> Room | None:
+    """On a GPU, of which each of its stages has as much. Where nobody has looked at what forwards keep, half of it is
+    left for that."""
+    replica, learns = spec.strategy.replica_list[r], spec.job.mode == "train"
     if replica.device != "gpu" or inspection.device_bytes is None:
-        return math.inf
-    each = (replica.gpus or len(schedule.programs)) / replica.num_stages
-    return MEMORY_SHARE * inspection.device_bytes * each / 2
+        return None
+    units = inspection.units_on("gpu")
+    each = inspection.device_bytes * (replica.gpus or len(schedule.programs)) / replica.num_stages
+    own = [float((1 + learns) * unit.parameter_bytes) for unit in units]
+    if not learns or not any(unit.kept_bytes for unit in units):
+        return Room(MEMORY_SHARE * each, own)
+    for parameter in inspection.parameters if spec.strategy.update != "cpu" else ():
+        if parameter.trained:
+            own[parameter.units[0]] += parameter.state_bytes
+    part = part_of_largest(spec, inspection, r)
+    stages = range(replica.num_stages)
+    in_flight = [1 if spec.strategy.recompute else schedule.in_flight(stage) for stage in stages]
+    return Room(KERNELS_SHARE * each, own, [part * unit.kept_bytes for unit in units], in_flight)
 
 
 def within_layers(window: int | None, layers: Cuts) -> int | None:
@@ -63,13 +102,13 @@ def partition(
     num_stages: int,
     split: Sequence[int] | Sequence[str] | None = None,
     problems: Mapping[int, str] = MappingProxyType({}),
-    most_bytes: float = math.inf,
+    room: Room | None = None,
 ) -> Cuts:
     """(first, last) of each stage, last exclusive, minimising the slowest stage's forward plus backward time.
 
     No cut falls before a unit that has a problem with it, nor between units that share a buffer. split: the user's own
-    cuts instead, numbers or names. problems: as in Inspection.cut_problems. most_bytes: of a stage's parameters; where
-    every cut has a stage with more, that of the largest stage is as small as can be. Errors: PlanError.
+    cuts instead, numbers or names. problems: as in Inspection.cut_problems. room: of each stage; where every
+    cut has a stage that takes more, what the largest stage takes is as little as can be. Errors: PlanError.
     """
     allowed = _allowed_cuts(units, problems)
     if num_stages > len(allowed) + 1:
@@ -77,22 +116,28 @@ def partition(
     if split is not None:
         return _given_cuts(units, split, allowed, problems)
     bounds = [0, *allowed, len(units)]
-    seconds, num_bytes = _seconds_between(units, bounds), _bytes_between(units, bounds)
-    most = most_bytes
-    if most < math.inf:
-        most = max(most, _minimax(len(bounds) - 1, num_stages, num_bytes)[0])
-    _, path = _minimax(len(bounds) - 1, num_stages, lambda a, b: math.inf if num_bytes(a, b) > most else seconds(a, b))
+    seconds, last = _seconds_between(units, bounds), len(bounds) - 1
+
+    most, num_bytes = math.inf, None if room is None else room.between(bounds)
+    if room is not None and num_bytes is not None:
+        most = max(room.most, _minimax(last, num_stages, num_bytes)[0])
+
+    def cost(stage: int, a: int, b: int) -> float:
+        return math.inf if num_bytes is not None and num_bytes(stage, a, b) > most else seconds(a, b)
+
+    _, path = _minimax(last, num_stages, cost)
     return tuple((bounds[a], bounds[b]) for a, b in pairwise(path))
 
 
-def _minimax(last: int, num_stages: int, cost: Callable[[int, int], float]) -> tuple[float, tuple[int, ...]]:
+def _minimax(last: int, num_stages: int, cost: Callable[[int, int, int], float]) -> tuple[float, tuple[int, ...]]:
     """The least that the costliest stage can cost, and the numbers of the bounds, from 0 to the last, where that is so.
-    cost: of a stage between two of them."""
+    cost: of a stage, by its number, between two of them."""
     best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, (0,))}  # by the bound where they end, the stages so far
-    for stages_behind in reversed(range(num_stages)):
+    for stage in range(num_stages):
+        behind = num_stages - 1 - stage
         best = {
-            b: min((max(costliest, cost(a, b)), (*path, b)) for a, (costliest, path) in best.items() if a < b)
-            for b in range(min(best) + 1, last + 1 - stages_behind)  # a cut is left for each of those
+            b: min((max(costliest, cost(stage, a, b)), (*path, b)) for a, (costliest, path) in best.items() if a < b)
+            for b in range(min(best) + 1, last + 1 - behind)  # a cut is left for each of those
         }
     return best[last]
 
@@ -102,23 +147,18 @@ def _seconds_between(units: Sequence[UnitFacts], bounds: Sequence[int]) -> Calla
     return lambda a, b: before[bounds[b]] - before[bounds[a]]
 
 
-def _bytes_between(units: Sequence[UnitFacts], bounds: Sequence[int]) -> Callable[[int, int], int]:
-    before = [0, *accumulate(unit.parameter_bytes for unit in units)]
-    return lambda a, b: before[bounds[b]] - before[bounds[a]]
-
-
 def even_workers(
     units: Sequence[UnitFacts],
     cuts: Cuts,
     worker_of: Mapping[int, int],
     problems: Mapping[int, str] = MappingProxyType({}),
-    most_bytes: float = math.inf,
+    room: Room | None = None,
 ) -> Cuts:
     """Moves one cut after another to its neighbour, as long as that makes the busiest worker faster, or the slowest
     stage where it makes none slower: the best of such moves each time. So it ends in what no one move betters.
-    most_bytes: as of `partition`."""
+    room: as of `partition`."""
     bounds = [0, *_allowed_cuts(units, problems), len(units)]
-    between, num_bytes = _seconds_between(units, bounds), _bytes_between(units, bounds)
+    between, num_bytes = _seconds_between(units, bounds), (room or Room(math.inf, [0.0] * len(units))).between(bounds)
 
     def slowness(path: Sequence[int]) -> tuple[float, float]:
         stages = [between(a, b) for a, b in pairwise(path)]
@@ -130,12 +170,14 @@ def even_workers(
     def moved(path: Sequence[int]) -> Iterator[Sequence[int]]:
         for place in range(1, len(path) - 1):
             for other in (path[place] - 1, path[place] + 1):
-                near = path[place - 1], other, path[place + 1]
-                if near[0] < other < near[2] and max(num_bytes(*pair) for pair in pairwise(near)) <= most:
-                    yield [*path[:place], other, *path[place + 1 :]]
+                before, behind = path[place - 1], path[place + 1]
+                if before < other < behind:
+                    needed = num_bytes(place - 1, before, other), num_bytes(place, other, behind)
+                    if max(needed) <= most:
+                        yield [*path[:place], other, *path[place + 1 :]]
 
     path: Sequence[int] = [bounds.index(first) for first, _ in cuts] + [len(bounds) - 1]
-    most = max(most_bytes, *(num_bytes(a, b) for a, b in pairwise(path)))
+    most = max(0.0 if room is None else room.most, *(num_bytes(n, *pair) for n, pair in enumerate(pairwise(path))))
     while slowness(better := min(moved(path), key=slowness, default=path)) < slowness(path):
         path = better
     return tuple((bounds[a], bounds[b]) for a, b in pairwise(path))

@@ -123,8 +123,9 @@ def _may_wait_by_layer(spec: JobSpec, inspection: Inspection, by_stage: Plan) ->
 def _made(
     spec: JobSpec, inspection: Inspection, shared_bytes_free: int, host_bytes_free: float, *, checked: bool
 ) -> Plan:
-    cuts = [cut_for(inspection, replica, scheduled(spec.strategy, replica)) for replica in spec.strategy.replica_list]
-    given = [replica.working_window for replica in spec.strategy.replica_list]
+    replicas = spec.strategy.replica_list
+    cuts = [cut_for(spec, inspection, r, scheduled(spec.strategy, replica)) for r, replica in enumerate(replicas)]
+    given = [replica.working_window for replica in replicas]
 
     def plan_with(window: int) -> Plan:
         wanted = (window if own == "auto" else own for own in given)

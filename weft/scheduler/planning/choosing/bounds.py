@@ -63,9 +63,9 @@ def _replicas(spec: JobSpec, inspection: Inspection) -> Iterator[tuple[Schedule 
     strategy = spec.strategy
     sized, known = fitted(inspection, spec), inspection.with_threads(threads_of(strategy, inspection.host))
     lines = lines_of_units(spec, known)
-    for replica in strategy.replica_list:
+    for r, replica in enumerate(strategy.replica_list):
         schedule = scheduled(strategy, replica)
-        yield schedule, _Stages(spec, replica.device, cut_for(sized, replica, schedule), lines)
+        yield schedule, _Stages(spec, replica.device, cut_for(spec, sized, r, schedule), lines)
 
 
 @dataclass(frozen=True, slots=True)
