@@ -243,6 +243,10 @@ class Inspection:
         """Of a copy between the host and a device; a stand-in's are copies in memory."""
         return num_bytes / (self.link_bytes_per_second or self.copy_bytes_per_second)
 
+    def copy_seconds(self, num_bytes: float) -> float:
+        """Of a copy in the host's memory, by one thread."""
+        return num_bytes / self.copy_bytes_per_second
+
     @classmethod
     def from_wire(cls, data: Mapping[str, Any]) -> Inspection:
         return cls(

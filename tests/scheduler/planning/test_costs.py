@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from weft.plan.inspection import Inspection, Threaded, UnitFacts
+from weft.plan.inspection import Inspection, Threaded, UnitFacts, ValueFacts
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
-from weft.scheduler.planning.costs import CROWDED
+from weft.scheduler.planning.costs import CROWDED, PlannedJob
+from weft.scheduler.planning.measured_costs import MeasuredCosts
+from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import Host
 
 PlanOf = Callable[..., Plan]
@@ -82,7 +85,8 @@ def test_a_split_backward_takes_what_was_found_out_and_of_a_first_stage_all_is_t
 ) -> None:
     units = [unit_of(0, input_part=0.5, weight_part=0.75), unit_of(1, input_part=0.75, weight_part=0.5)]
     grid = "F0 I0 W0\nF0 I0 W0\n"
-    plan = plan_of(inspection_of(units), stages=2, microbatches=1, schedule=grid, recompute=recompute)
+    inspection = inspection_of(units, copy_bytes_per_second=math.inf)
+    plan = plan_of(inspection, stages=2, microbatches=1, schedule=grid, recompute=recompute)
     seconds = {str(task): plan.task_seconds[task.id] for task in plan.graph.tasks}
     again = 1.0 if recompute else 0.0
     assert (seconds["INPUT(1,0)"], seconds["WEIGHT(1,0)"]) == (again + 1.5, 1.0)
@@ -138,6 +142,7 @@ def test_where_several_cores_compute_each_takes_more_than_it_took_alone(
         times = ((1.0, 2.0, 0.0, 0.0),) * 2
         threaded = Threaded(threads=workers, seconds=times, update_seconds=1.0, copy_bytes_per_second=1e9)
         facts = {"host": Host(workers=workers), "threaded": threaded, "link_bytes_per_second": 1e9}
+        facts |= {"copy_bytes_per_second": math.inf}  # so what crosses takes nothing
         plan = plan_of(inspection_of([unit_of(0), unit_of(1)], **facts), **settings)
         (task,) = (task for task in plan.graph.tasks if str(task) == "FORWARD(0,0)")
         return plan.task_seconds[task.id] / (2 // settings.get("stages", 1))
@@ -145,3 +150,42 @@ def test_where_several_cores_compute_each_takes_more_than_it_took_alone(
     assert forward(2) == forward(2, threads="all") == forward(4, replicas=[GPU, CPU]) == 1.0
     assert forward(2, stages=2) == forward(2, replicas=2) == forward(4, replicas=4) == 1.0 + CROWDED
     assert 1.0 < forward(8, stages=2) < forward(4, stages=2) < forward(4, replicas=3) < 1.0 + CROWDED
+
+
+HANDED = 512  # bytes, of a value for the largest microbatch
+
+
+@pytest.mark.parametrize(
+    ("replica", "facts", "forwards", "backwards"),
+    [
+        (CPU, {}, [1.5, 1.0], [2.0, 2.5]),
+        (GPU, {}, [1.25, 1.25], [2.25, 2.25]),  # through the host's memory
+        (GPU, {"peer_access": True}, [1.0, 1.25], [2.25, 2.0]),
+        (GPU | {"gpus": 1}, {}, [1.0, 1.0], [2.0, 2.0]),
+    ],
+)
+def test_stages_take_their_time_to_pass_values_on_and_gradients_back(
+    plan_of: PlanOf,
+    inspection_of: InspectionOf,
+    unit_of: UnitOf,
+    value_of: Callable[..., ValueFacts],
+    spec_of: Callable[..., JobSpec],
+    replica: dict[str, Any],
+    facts: dict[str, Any],
+    forwards: list[float],
+    backwards: list[float],
+) -> None:
+    """A core copies what it sends; a device what it sends and what it gets."""
+    value = value_of(0, shapes={1: (HANDED // 8,), 2: (HANDED // 4,)})
+    rates = {"copy_bytes_per_second": HANDED / 0.5, "link_bytes_per_second": HANDED / 0.25, "host": Host(workers=1)}
+    inspection = inspection_of([unit_of(0), unit_of(1)], values=(value,), **rates, **facts)
+    spec = {"batch_size": 4, "replicas": [replica | {"stages": 2, "microbatches": 2}]}
+    plan = plan_of(inspection, **spec)
+    seconds = {str(task): plan.task_seconds[task.id] for task in plan.graph.tasks}
+    assert [seconds[f"FORWARD({stage},0)"] for stage in (0, 1)] == forwards
+    assert [seconds[f"BACKWARD({stage},0)"] for stage in (0, 1)] == backwards
+    measured = MeasuredCosts(PlannedJob(spec_of(**spec), plan), inspection, {})
+    again = measured.of(PlannedJob(spec_of(**spec), plan))
+    for task in plan.graph.tasks:
+        if task.kind in (Kind.FORWARD, Kind.BACKWARD):
+            assert again[task.id] == pytest.approx(plan.task_seconds[task.id], abs=1e-4), task

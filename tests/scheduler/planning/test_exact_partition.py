@@ -1,7 +1,8 @@
 """The cut against HiGHS, a solver that knows nothing of stages in a row: what it finds shortest no cut is shorter than.
 
 x_c     1 where the model is cut before unit c; there are stages - 1 of them
-T       no less than what any run of units takes in which no cut falls
+T       no less than what any run of units takes in which no cut falls; and where cuts are at both of its ends, with
+        what it passes on
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.plan.inspection import UnitFacts
+from weft.plan.inspection import UnitFacts, ValueFacts, slot_bytes
+from weft.scheduler.planning.crossing import Handovers
 from weft.scheduler.planning.partition import PlanError, Room, partition
 
 optimize = pytest.importorskip("scipy.optimize", reason="scipy, which brings HiGHS, is not installed")
 
 UnitOf = Callable[..., UnitFacts]
+ValueOf = Callable[..., ValueFacts]
 MOST_UNITS = 14
 
 
@@ -39,20 +42,34 @@ def models(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def solved(costs: Sequence[int], cuts: Sequence[int], num_cuts: int, within: Mapping[tuple[int, int], bool]) -> float:
-    """The least that the costliest stage can cost; infinite where nothing can be. within: which runs may be whole."""
+def solved(
+    costs: Sequence[int],
+    cuts: Sequence[int],
+    num_cuts: int,
+    within: Mapping[tuple[int, int], bool],
+    handed: Mapping[tuple[int, int], float] | None = None,
+) -> float:
+    """The least that the costliest stage can cost; infinite where nothing can be. within: which runs may be whole.
+    handed: what a run costs besides where it is a stage."""
     size = 1 + len(cuts)
+    number_of = {cut: number for number, cut in enumerate(cuts, start=1)}
     rows, least = [], []
     for first, last in itertools.combinations(range(len(costs) + 1), 2):
         inside = [number for number, cut in enumerate(cuts, start=1) if first < cut < last]
         whole = sum(costs[first:last])
         rows.append([1.0, *(float(whole) if number in inside else 0.0 for number in range(1, size))])
-        least.append(whole)
+        least.append(float(whole))
         if not within[first, last]:
             rows.append([0.0, *(1.0 if number in inside else 0.0 for number in range(1, size))])
-            least.append(1)
+            least.append(1.0)
+        ends = [number_of.get(end) for end in (first, last) if 0 < end < len(costs)]
+        if handed is None or None in ends:
+            continue
+        more = whole + handed[first, last]
+        rows.append([1.0, *(more * ((n in inside) - (n in ends)) for n in range(1, size))])
+        least.append(more * (1 - len(ends)))
     rows.append([0.0] + [1.0] * len(cuts))
-    least.append(num_cuts)
+    least.append(float(num_cuts))
     most = [math.inf] * (len(rows) - 1) + [num_cuts]
     found = optimize.milp(
         [1.0] + [0.0] * len(cuts),
@@ -92,3 +109,37 @@ def test_no_cut_that_the_solver_knows_is_better(
     assert {first for first, _ in cuts[1:]} <= set(allowed)
     assert max(sum(num_bytes[first:last]) for first, last in cuts) <= most
     assert max(sum(seconds[first:last]) for first, last in cuts) == pytest.approx(best, abs=1e-6)
+
+
+def handed_by(run: tuple[int, int], values: Sequence[ValueFacts], learns: bool) -> float:
+    """What a stage of these units copies: what it has made and others read; gradients of what it has got, where there
+    are any."""
+    first, last = run
+    sent = [each for each in values if first <= each.maker < last <= max(each.readers)]
+    came = [each for each in values if each.maker < first and any(first <= reader < last for reader in each.readers)]
+    return float(sum(slot_bytes(each.shapes, 1) for each in [*sent, *(came if learns else ())]))
+
+
+@settings(max_examples=20)
+@given(data=st.data(), model=models(), num_stages=st.integers(1, 4), learns=st.booleans())
+def test_nor_with_what_stages_pass_on(
+    unit_of: UnitOf, value_of: ValueOf, data: st.DataObject, model: dict[str, Any], num_stages: int, learns: bool
+) -> None:
+    """Each unit hands something to the next one, and one of them to others, too."""
+    count = len(model["seconds"])
+    seconds = [64 * own for own in model["seconds"]]
+    units = [unit_of(number, own / 4, 3 * own / 4) for number, own in enumerate(seconds)]
+    sizes = data.draw(st.lists(st.integers(0, 40), min_size=count - 1, max_size=count - 1))
+    values = [value_of(n, shapes={1: (64 * size,)}, itemsize=1) for n, size in enumerate(sizes)]
+    maker = data.draw(st.integers(0, count - 2))
+    readers = data.draw(st.sets(st.integers(maker + 1, count - 1), min_size=1))
+    values.append(value_of(maker, *sorted(readers), shapes={1: (640,)}, itemsize=1))
+    allowed = [cut for cut in range(1, count) if cut not in model["problems"]]
+    if num_stages > len(allowed) + 1:
+        return
+    runs = list(itertools.combinations(range(count + 1), 2))
+    handed = {run: handed_by(run, values, learns) for run in runs}
+    best = solved(seconds, allowed, num_stages - 1, dict.fromkeys(runs, True), handed)
+    handovers = Handovers(values, 1.0, 0.0, [True] * num_stages, learns)
+    cuts = partition(units, num_stages, None, model["problems"], None, handovers)
+    assert max(sum(seconds[slice(*run)]) + handed[run] for run in cuts) == pytest.approx(best, abs=1e-3)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.plan.inspection import Inspection, ParameterFacts, StateFacts, UnitFacts
+from weft.plan.inspection import Inspection, ParameterFacts, StateFacts, UnitFacts, ValueFacts
 from weft.plan.placement import Cuts
 from weft.scheduler.planning.partition import PlanError, Room, cut_for, even_workers, partition
 from weft.scheduler.planning.placing import scheduled
@@ -273,6 +273,19 @@ def test_a_stage_has_its_optimizers_state_where_it_updates(
     assert cut_of(on_device, inspection) == ((0, 5), (5, 6))
     by_host = spec_of(replicas=[{"device": "gpu", "stages": 2, "microbatches": 2}], update="cpu")
     assert cut_of(by_host, inspection) == ((0, 3), (3, 6))
+
+
+def test_a_model_is_cut_where_little_crosses(
+    inspection_of: Callable[..., Inspection], unit_of: UnitOf, value_of: Callable[..., ValueFacts], spec_of: SpecOf
+) -> None:
+    """Unless both halves are of one memory."""
+    units = [unit_of(n, 1.0, 1.0) for n in range(4)]
+    values = tuple(value_of(n, shapes={1: (1 if n == 2 else 1 << 20,)}) for n in range(3))
+    inspection = inspection_of(units, values=values, copy_bytes_per_second=1 << 20, link_bytes_per_second=1 << 20)
+    halves, apart = ((0, 2), (2, 4)), ((0, 3), (3, 4))
+    assert cut_of(spec_of(stages=2), inspection) == apart
+    assert cut_of(spec_of(replicas=[{"device": "gpu", "stages": 2}]), inspection) == apart
+    assert cut_of(spec_of(replicas=[{"device": "gpu", "stages": 2, "gpus": 1}]), inspection) == halves
 
 
 def cut_of(spec: JobSpec, inspection: Inspection) -> Cuts:

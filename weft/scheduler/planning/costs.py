@@ -12,7 +12,7 @@ from weft.plan.division import Part, divide
 from weft.plan.graph import Lane, Task
 from weft.plan.inspection import Inspection
 from weft.plan.kinds import KINDS, Kind
-from weft.plan.plan import Plan, StagePlan
+from weft.plan.plan import Plan, Ring, Role, StagePlan
 from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import Host, threads_of
 
@@ -112,6 +112,33 @@ class PlannedJob:
         """The kind of the worker in whose lane it runs."""
         return self.plan.workers[task.lane.worker]
 
+    @cached_property
+    def _handed(self) -> dict[tuple[Holder, bool], list[Ring]]:
+        """Rings that a stage's tasks copy into or out of: those that hand back, and the others."""
+        handed: dict[tuple[Holder, bool], list[Ring]] = {}
+        for ring in self.plan.rings:
+            if ring.writer is None or ring.memory == "device":
+                continue
+            is_gpu = self.plan.replicas[ring.replica].device == "gpu"
+            writes, reads = ring.memory == "shared", is_gpu  # cores read in place, and a peer's writer writes so
+            for stage in ((ring.writer,) if writes else ()) + (ring.stages if reads else ()):
+                handed.setdefault((Holder(ring.replica, stage), ring.role is not Role.ACTIVATION), []).append(ring)
+        return handed
+
+    def handing(self, task: Task, inspection: Inspection) -> tuple[float, float]:
+        """Seconds in which a forward or backward passes on what it has made, or a device takes it up: whatever the
+        microbatch, and of the largest one."""
+        if task.goes_on or task.kind is Kind.WEIGHT or not self.samples(task):
+            return 0.0, 0.0
+        rate = inspection.link_seconds if self.device(task) == "gpu" else inspection.copy_seconds
+        fixed = each = 0.0
+        for ring in self._handed.get((task.holder, KINDS[task.kind].hands_back), ()):
+            if ring.role is Role.TIED:
+                fixed += rate(ring.slot_bytes)
+            else:
+                each += rate(ring.slot_bytes)
+        return fixed, each
+
 
 def planned_seconds(job: PlannedJob, inspection: Inspection) -> tuple[float, ...]:
     """The cost of task i of the plan at i."""
@@ -163,7 +190,9 @@ class _Costs:
                 return self._inspection.link_seconds(sum(part.max_bytes() for part in facts if part)) * self._size(task)
             case Kind.FORWARD | Kind.BACKWARD | Kind.INPUT | Kind.WEIGHT:
                 seconds = sum(self._computing(task, kind) for kind in self._job.computed(task)) * self._size(task)
-                return seconds * self._job.crowding(self._job.device(task), self._inspection.host)
+                fixed, each = self._job.handing(task, self._inspection)
+                crowding = self._job.crowding(self._job.device(task), self._inspection.host)
+                return (seconds + each * self._size(task) + fixed) * crowding
             case Kind.DOWN | Kind.UP | Kind.RELOAD:
                 return self._inspection.link_seconds(self._bucket(task).num_bytes)
             case Kind.SYNC:

@@ -5,13 +5,13 @@ A parameter that several stages use is nothing that crosses, since each has it; 
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
-from weft.plan.inspection import ParameterFacts, ValueFacts
+from weft.plan.inspection import ParameterFacts, ValueFacts, slot_bytes
 from weft.plan.placement import Cuts
 
 
@@ -61,6 +61,44 @@ def tied_parameters(parameters: Iterable[ParameterFacts], cuts: Cuts) -> list[Ti
         if facts.trained and len(stages) > 1:
             tied.append(TiedParameter(number, facts, tuple(stages)))
     return tied
+
+
+@dataclass(frozen=True, slots=True)
+class Handovers:
+    """What stages take to pass values on, and gradients back, by where the model is cut. sends, takes: seconds for a
+    byte, of who has made it and of who needs it. apart: for each stage whether the next one has another memory."""
+
+    values: Sequence[ValueFacts]
+    sends: float
+    takes: float
+    apart: Sequence[bool]
+    learns: bool = True
+
+    def between(self, bounds: Sequence[int]) -> Callable[[int, int, int], float]:
+        """Seconds of a stage, by its number, between two of the bounds, for a microbatch of the largest size."""
+        across: list[list[tuple[ValueFacts, int]]] = [[] for _ in bounds]  # made before a bound and read behind it
+        for value in self.values:
+            num_bytes = slot_bytes(value.shapes, value.itemsize)
+            for number in range(bisect_right(bounds, value.maker), bisect_right(bounds, value.readers[-1])):
+                across[number].append((value, num_bytes))
+
+        def seconds(stage: int, a: int, b: int) -> float:
+            first, last = bounds[a], bounds[b]
+            sent = [each for each in across[b] if each[0].maker >= first and self.apart[stage]]
+            came = [each for each in across[a] if _reads(each[0], first, last) and self.apart[stage - 1]]
+            return self._seconds(sent, self.sends, self.takes) + self._seconds(came, self.takes, self.sends)
+
+        return seconds
+
+    def _seconds(self, handed: Iterable[tuple[ValueFacts, int]], there: float, back: float) -> float:
+        """there, back: of a byte, and of one of its gradient."""
+        return sum(num_bytes * (there + back * (self.learns and value.differentiable)) for value, num_bytes in handed)
+
+
+def _reads(value: ValueFacts, first: int, last: int) -> bool:
+    """Whether any of these units does."""
+    place = bisect_left(value.readers, first)
+    return place < len(value.readers) and value.readers[place] < last
 
 
 Crosses = TypeVar("Crosses", CrossingValue, TiedParameter)

@@ -119,8 +119,9 @@ class MeasuredCosts:
             for unit, (of_call, of_sample) in zip(units, corrections, strict=True):
                 fixed += of_call * self._units[device, kind][unit].fixed
                 each += of_sample * self._units[device, kind][unit].each
+        of_task, of_largest = job.handing(task, self._inspection)
         crowding = job.crowding(device, self._inspection.host)
-        return Line(crowding * fixed, crowding * each)
+        return Line(crowding * (fixed + of_task), crowding * (each + of_largest / largest_microbatch(job.spec)))
 
     # --- what was measured
 

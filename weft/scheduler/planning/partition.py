@@ -21,6 +21,7 @@ from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.placement import Cuts
 from weft.plan.schedules.schedule import Schedule
 from weft.scheduler.planning.costs import part_of_largest
+from weft.scheduler.planning.crossing import Handovers
 from weft.scheduler.planning.working_window import MEMORY_SHARE, layer_cuts
 from weft.spec.job_spec import JobSpec
 
@@ -65,10 +66,10 @@ def cut_for(spec: JobSpec, inspection: Inspection, r: int, schedule: Schedule | 
     replica = spec.strategy.replica_list[r]
     units, problems = inspection.units_on(replica.device), inspection.cut_problems
     if schedule is not None:
-        room = _room(spec, inspection, r, schedule)
-        cuts = partition(units, replica.num_stages, replica.split, problems, room)
+        room, handovers = _room(spec, inspection, r, schedule), _handovers(spec, inspection, r, schedule)
+        cuts = partition(units, replica.num_stages, replica.split, problems, room, handovers)
         is_free = replica.split is None and len(schedule.programs) < schedule.num_stages
-        return even_workers(units, cuts, schedule.worker_of, problems, room) if is_free else cuts
+        return even_workers(units, cuts, schedule.worker_of, problems, room, handovers) if is_free else cuts
     split = replica.split if replica.split is not None else layer_cuts(units, _allowed_cuts(units, problems))
     return partition(units, len(split) + 1, split, problems)
 
@@ -93,6 +94,19 @@ def _room(spec: JobSpec, inspection: Inspection, r: int, schedule: Schedule) -> 
     return Room(KERNELS_SHARE * each, own, [part * unit.kept_bytes for unit in units], in_flight)
 
 
+def _handovers(spec: JobSpec, inspection: Inspection, r: int, schedule: Schedule) -> Handovers:
+    """Cores copy what they send, and read in place. A device's goes through the host's memory, but to itself; a peer
+    reads what another has made."""
+    replica, learns = spec.strategy.replica_list[r], spec.job.mode == "train"
+    values, stages = inspection.values_on(replica.device), range(replica.num_stages)
+    if replica.device != "gpu":
+        return Handovers(values, inspection.copy_seconds(1), 0.0, [True for _ in stages], learns)
+    lines = len(schedule.programs)
+    gpu_of = [schedule.worker_of[stage] * (replica.gpus or lines) // lines for stage in stages]
+    apart, link = [one != other for one, other in pairwise([*gpu_of, -1])], inspection.link_seconds(1)
+    return Handovers(values, 0.0 if inspection.peer_access else link, link, apart, learns)
+
+
 def within_layers(window: int | None, layers: Cuts) -> int | None:
     return None if window is None else min(window, len(layers))
 
@@ -103,8 +117,10 @@ def partition(
     split: Sequence[int] | Sequence[str] | None = None,
     problems: Mapping[int, str] = MappingProxyType({}),
     room: Room | None = None,
+    handovers: Handovers | None = None,
 ) -> Cuts:
-    """(first, last) of each stage, last exclusive, minimising the slowest stage's forward plus backward time.
+    """(first, last) of each stage, last exclusive, minimising the slowest stage's forward plus backward time, with what
+    it takes to pass values on.
 
     No cut falls before a unit that has a problem with it, nor between units that share a buffer. split: the user's own
     cuts instead, numbers or names. problems: as in Inspection.cut_problems. room: of each stage; where every
@@ -116,14 +132,13 @@ def partition(
     if split is not None:
         return _given_cuts(units, split, allowed, problems)
     bounds = [0, *allowed, len(units)]
-    seconds, last = _seconds_between(units, bounds), len(bounds) - 1
-
+    seconds, last = _seconds_between(units, bounds, handovers), len(bounds) - 1
     most, num_bytes = math.inf, None if room is None else room.between(bounds)
     if room is not None and num_bytes is not None:
         most = max(room.most, _minimax(last, num_stages, num_bytes)[0])
 
     def cost(stage: int, a: int, b: int) -> float:
-        return math.inf if num_bytes is not None and num_bytes(stage, a, b) > most else seconds(a, b)
+        return math.inf if num_bytes is not None and num_bytes(stage, a, b) > most else seconds(stage, a, b)
 
     _, path = _minimax(last, num_stages, cost)
     return tuple((bounds[a], bounds[b]) for a, b in pairwise(path))
@@ -142,9 +157,15 @@ def _minimax(last: int, num_stages: int, cost: Callable[[int, int, int], float])
     return best[last]
 
 
-def _seconds_between(units: Sequence[UnitFacts], bounds: Sequence[int]) -> Callable[[int, int], float]:
+def _seconds_between(
+    units: Sequence[UnitFacts], bounds: Sequence[int], handovers: Handovers | None
+) -> Callable[[int, int, int], float]:
+    """Of a stage, by its number, between two of the bounds."""
     before = [0.0, *accumulate(unit.forward_seconds + unit.backward_seconds for unit in units)]
-    return lambda a, b: before[bounds[b]] - before[bounds[a]]
+    if handovers is None:
+        return lambda stage, a, b: before[bounds[b]] - before[bounds[a]]
+    handing = handovers.between(bounds)
+    return lambda stage, a, b: before[bounds[b]] - before[bounds[a]] + handing(stage, a, b)
 
 
 def even_workers(
@@ -153,15 +174,17 @@ def even_workers(
     worker_of: Mapping[int, int],
     problems: Mapping[int, str] = MappingProxyType({}),
     room: Room | None = None,
+    handovers: Handovers | None = None,
 ) -> Cuts:
     """Moves one cut after another to its neighbour, as long as that makes the busiest worker faster, or the slowest
     stage where it makes none slower: the best of such moves each time. So it ends in what no one move betters.
-    room: as of `partition`."""
+    room, handovers: as of `partition`."""
     bounds = [0, *_allowed_cuts(units, problems), len(units)]
-    between, num_bytes = _seconds_between(units, bounds), (room or Room(math.inf, [0.0] * len(units))).between(bounds)
+    between, room = _seconds_between(units, bounds, handovers), room or Room(math.inf, [0.0] * len(units))
+    num_bytes = room.between(bounds)
 
     def slowness(path: Sequence[int]) -> tuple[float, float]:
-        stages = [between(a, b) for a, b in pairwise(path)]
+        stages = [between(stage, a, b) for stage, (a, b) in enumerate(pairwise(path))]
         workers = [0.0] * (1 + max(worker_of.values()))
         for stage, seconds in enumerate(stages):
             workers[worker_of[stage]] += seconds
@@ -177,7 +200,7 @@ def even_workers(
                         yield [*path[:place], other, *path[place + 1 :]]
 
     path: Sequence[int] = [bounds.index(first) for first, _ in cuts] + [len(bounds) - 1]
-    most = max(0.0 if room is None else room.most, *(num_bytes(n, *pair) for n, pair in enumerate(pairwise(path))))
+    most = max(room.most, *(num_bytes(n, *pair) for n, pair in enumerate(pairwise(path))))
     while slowness(better := min(moved(path), key=slowness, default=path)) < slowness(path):
         path = better
     return tuple((bounds[a], bounds[b]) for a, b in pairwise(path))
