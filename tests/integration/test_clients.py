@@ -186,7 +186,8 @@ def test_a_hundred_clients_that_die_mid_frame_leave_nothing(daemon: RealDaemon) 
     assert not [job for job in daemon.client.jobs() if job["job"] == "half"]
 
 
-@pytest.mark.slow
+@pytest.mark.days(3)
+@pytest.mark.slow(seconds=30)
 def test_a_hundred_clients_that_die_after_a_submit_leave_a_whole_job_each(daemon: RealDaemon) -> None:
     spec = daemon.spec("raise ValueError('at once')").to_wire()
     names = {f"dying-{number}" for number in range(DEATHS)}

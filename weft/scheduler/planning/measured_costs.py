@@ -2,9 +2,9 @@
 
 A task that the recorded plan has too, with the same cost there, takes what it took. A forward or backward of another
 size or another cut is computed from its units. What a unit costs is a line, from the two sizes that the inspection
-timed each unit with; a task is its units and a little more:
+timed each unit with; a task is its units and a little more, with what it passes on:
 
-    seconds = a · (TASK + Σ fixed) + b · samples · Σ per sample
+    seconds = a · (TASK + Σ fixed) + b · samples · Σ per sample        what it passes on among both
 
 The line is then moved through what was recorded: its two parts take the difference in proportion to how uncertain each
 is (the update of a Gaussian with a standard deviation of the part's own size, twice that for samples). So a recording
@@ -113,15 +113,15 @@ class MeasuredCosts:
             return Line(0.0, 0.0)
         device, units = job.device(task), job.units(task)
         corrections = [self._correction(task, device, u) if corrected else (1.0, 1.0) for u in units]
-        fixed = 0.0 if task.goes_on else TASK_SECONDS[task.kind] * fmean(of_call for of_call, _ in corrections)
-        each = 0.0
+        of_task, of_largest = job.handing(task, self._inspection)
+        fixed = (of_task + (not task.goes_on) * TASK_SECONDS[task.kind]) * fmean(of_call for of_call, _ in corrections)
+        each = of_largest / largest_microbatch(job.spec) * fmean(of_sample for _, of_sample in corrections)
         for kind in computed:
             for unit, (of_call, of_sample) in zip(units, corrections, strict=True):
                 fixed += of_call * self._units[device, kind][unit].fixed
                 each += of_sample * self._units[device, kind][unit].each
-        of_task, of_largest = job.handing(task, self._inspection)
         crowding = job.crowding(device, self._inspection.host)
-        return Line(crowding * (fixed + of_task), crowding * (each + of_largest / largest_microbatch(job.spec)))
+        return Line(crowding * fixed, crowding * each)
 
     # --- what was measured
 

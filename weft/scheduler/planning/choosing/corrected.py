@@ -16,7 +16,7 @@ from weft.plan.graph import Task
 from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.kinds import KINDS, Kind
 from weft.plan.plan import StagePlan
-from weft.scheduler.planning.costs import PlannedJob
+from weft.scheduler.planning.costs import PlannedJob, largest_microbatch
 from weft.scheduler.planning.measured_costs import (
     TASK_SECONDS,
     UNIT_SECONDS,
@@ -82,7 +82,7 @@ class _Stages:
 
     def __init__(self, job: PlannedJob, inspection: Inspection, seconds: Mapping[int, float]) -> None:
         self._job = job
-        self._seconds = seconds
+        self._seconds, self._inspection = seconds, inspection
         self._crowding = job.crowding("cpu", inspection.host)
         self._lines = lines_of_units(job.spec, inspection)
         self.has_two_sizes = 0 < inspection.small_size < inspected_size(job.spec, inspection)
@@ -94,11 +94,16 @@ class _Stages:
         if not inspected:
             return 1.0
         took = sum(self._seconds[task.id] for task in ran) / self._crowding
-        beside = sum(TASK_SECONDS[task.kind] for task in ran)
+        beside = sum(TASK_SECONDS[task.kind] + self._handing(task) for task in ran)
         if kind is Kind.BACKWARD:  # with recompute a forward is in it
             again = sum(self._units(task, Kind.FORWARD) for task in ran)
             beside += again and again * self.factor(stage, Kind.FORWARD)
         return max(took - beside, took / 2) / inspected
+
+    def _handing(self, task: Task) -> float:
+        """Seconds of what it passes on, which is no unit's."""
+        of_task, of_largest = self._job.handing(task, self._inspection)
+        return of_task + of_largest * self._job.samples(task) / largest_microbatch(self._job.spec)
 
     def _is_of(self, task: Task, stage: StagePlan, kind: Kind) -> bool:
         computes = KINDS[task.kind].computes and (task.kind is Kind.FORWARD) == (kind is Kind.FORWARD)
