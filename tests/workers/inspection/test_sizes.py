@@ -134,6 +134,28 @@ def test_without_any_room_the_smallest_is_tried(with_free: Callable[[float], Non
     assert facts["most_samples"] == 1
 
 
+class Normed(Layer):
+    """In training a norm over the batch refuses a single sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.norm(x))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_smallest_that_the_model_takes_tells(with_free: Callable[[float], None], kind: str) -> None:
+    with_free(room_for(8))
+    workload = workload_of(kind, Normed)
+    batches = Batches(workload, seed=0, batch_size=BATCH, steps=1)
+    most, told = sizes.most_with_room(workload, spec_of(), batches, [1, 2, 4, 8, BATCH], HostDevice())
+    assert 2 <= most < BATCH
+    assert told is not None
+    assert Layer.seen == {2}
+
+
 class Refuses(Layer):
     """Whatever it raises for the smallest microbatch is told where a job would come to it."""
 

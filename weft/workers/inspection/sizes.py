@@ -60,10 +60,11 @@ def most_with_room(
     learns = spec.job.mode == "train" and not spec.strategy.compile
     if len(largest) < 2 or not learns or (isinstance(device, Accelerator) and not is_cut_by_calls(workload)):
         return largest[-1], None
-    kept = _kept_bytes(workload, spec, batches, largest[0], device)
+    tried = ((size, _kept_bytes(workload, spec, batches, size, device)) for size in largest[:-1])
+    size_of_try, kept = next((each for each in tried if each[1]), (1, 0))  # a norm may refuse a single sample
     free = free_memory().host if (free_there := device.capacity_bytes()) is None else free_there
     copies = COPIES * sum(parameter.nbytes for parameter in workload.model.parameters())
-    needed = {size: copies + MORE * kept * size / largest[0] for size in largest}
+    needed = {size: copies + MORE * kept * size / size_of_try for size in largest}
     fitting = [size for size in largest if needed[size] <= free] or [largest[0]]
     if fitting[-1] == largest[-1]:
         return largest[-1], None
