@@ -4,7 +4,7 @@ A task that the recorded plan has too, with the same cost there, takes what it t
 size or another cut is computed from its units. What a unit costs is a line, from the two sizes that the inspection
 timed each unit with; a task is its units and a little more, with what it passes on:
 
-    seconds = a · (TASK + Σ fixed) + b · samples · Σ per sample        what it passes on among both
+    seconds = a · (TASK + Σ fixed) + b · samples · Σ per sample
 
 The line is then moved through what was recorded: its two parts take the difference in proportion to how uncertain each
 is (the update of a Gaussian with a standard deviation of the part's own size, twice that for samples). So a recording

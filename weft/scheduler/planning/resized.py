@@ -66,6 +66,12 @@ def fitted(inspection: Inspection, spec: JobSpec) -> Inspection:
     )
 
 
+def was_looked_at(inspection: Inspection, spec: JobSpec) -> bool:
+    """Whether each size of the spec's microbatches was, of which shapes have to be known; by whole workers, which pass
+    nothing on. A batch of a model that is cut by its own forward may be of any."""
+    return inspection.is_cut_by_calls or _occurring(inspection, spec) <= inspection.input.shapes.keys()
+
+
 def _occurring(inspection: Inspection, spec: JobSpec) -> set[int]:
     """Sizes of the spec's microbatches; where shares adapt, all that were looked at and may be."""
     itinerary = Itinerary.of_job(spec.job, inspection.num_train, inspection.num_validation)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.plan.division import divide
 from weft.plan.inspection import Inspection, TensorFacts, Threaded, UnitFacts, ValueFacts
 from weft.plan.plan import Plan
 from weft.scheduler.planning.choosing.choice import AS_GOOD, best_of, choose, consider
@@ -278,6 +279,23 @@ def test_a_batch_that_could_not_be_looked_at_whole_is_chosen_in_parts(
     for undivided in ({"batch_modules": ("norm (BatchNorm1d)",)}, {"undivided": "a batch is another in parts"}):
         with pytest.raises(PlanError, match="to try it takes 40 MiB"):
             choose(auto(), replace(found, **undivided), make)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_only_parts_whose_shapes_are_known_are_chosen(
+    measured: Callable[..., Inspection], auto: Callable[..., JobSpec], workers: int
+) -> None:
+    """Three replicas with two microbatches each have ten samples in some."""
+    inspection = measured([0.01] * 3, workers=workers)
+    inspection = replace(inspection, units=tuple(replace(unit, kept_bytes=8 << 20) for unit in inspection.units))
+    sizes = inspection.input.shapes.keys() | {22, 21}
+    given = replace(inspection.input, shapes={size: (size, 8) for size in sizes})
+    inspection = replace(inspection, input=given)
+    in_room = partial(make_plan, shared_bytes_free=PLENTY, host_bytes_free=20 << 20)
+    for each in consider(auto(), inspection, in_room):
+        if each.seconds is not None:
+            parts = divide(BATCH, *each.spec.strategy.division)
+            assert {part.size for own in parts for part in own} <= sizes, each.title
 
 
 @pytest.fixture(scope="session")

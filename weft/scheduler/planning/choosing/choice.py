@@ -25,6 +25,7 @@ from weft.scheduler.planning.costs import PlannedJob, largest_microbatch
 from weft.scheduler.planning.measured_costs import MeasuredCosts
 from weft.scheduler.planning.outlook import Outlook, gradient_milestones, outlook_of
 from weft.scheduler.planning.partition import NoRoom, PlanError
+from weft.scheduler.planning.resized import was_looked_at
 from weft.scheduler.planning.simulator import Simulation, SimulationError, simulate
 from weft.spec.candidates import candidates, given_by, is_undecided, on_one_worker, parted, recomputing
 from weft.spec.job_spec import JobSpec
@@ -161,10 +162,10 @@ def _with_less(each: Considered, spec: JobSpec, inspection: Inspection, make: Ma
     ):
         yield simulated(bounded, inspection, make)
     for in_parts in parted(each.spec, spec):
-        bounded = _bounded(in_parts, inspection)
-        if bounded.why_not is not None or not trains_alike(in_parts, spec, inspection):
+        if not was_looked_at(inspection, in_parts) or not trains_alike(in_parts, spec, inspection):
             continue
-        found = simulated(bounded, inspection, make)
+        bounded = _bounded(in_parts, inspection)
+        found = bounded if bounded.why_not is not None else simulated(bounded, inspection, make)
         if found.why_not is None:
             yield found
             if each.lacks_room:
