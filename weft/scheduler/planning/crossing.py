@@ -65,13 +65,12 @@ def tied_parameters(parameters: Iterable[ParameterFacts], cuts: Cuts) -> list[Ti
 
 @dataclass(frozen=True, slots=True)
 class Handovers:
-    """What stages take to pass values on, and gradients back, by where the model is cut. sends, takes: seconds for a
-    byte, of who has made it and of who needs it. apart: for each stage whether the next one has another memory."""
+    """What stages take to pass values on, and gradients back, by where the model is cut."""
 
     values: Sequence[ValueFacts]
-    sends: float
-    takes: float
-    apart: Sequence[bool]
+    sends: float  # seconds for a byte, of who has made it
+    takes: float  # the same of who needs it
+    apart: Sequence[bool]  # for each stage, whether the next one has another memory
     learns: bool = True
 
     def between(self, bounds: Sequence[int]) -> Callable[[int, int, int], float]:
