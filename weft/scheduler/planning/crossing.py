@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import TypeVar
 
@@ -81,11 +82,17 @@ class Handovers:
             for number in range(bisect_right(bounds, value.maker), bisect_right(bounds, value.readers[-1])):
                 across[number].append((value, num_bytes))
 
-        def seconds(stage: int, a: int, b: int) -> float:
+        @cache
+        def handed(a: int, b: int) -> tuple[float, float]:
+            """To those behind and with those before."""
             first, last = bounds[a], bounds[b]
-            sent = [each for each in across[b] if each[0].maker >= first and self.apart[stage]]
-            came = [each for each in across[a] if _reads(each[0], first, last) and self.apart[stage - 1]]
-            return self._seconds(sent, self.sends, self.takes) + self._seconds(came, self.takes, self.sends)
+            sent = [each for each in across[b] if each[0].maker >= first]
+            came = [each for each in across[a] if _reads(each[0], first, last)]
+            return self._seconds(sent, self.sends, self.takes), self._seconds(came, self.takes, self.sends)
+
+        def seconds(stage: int, a: int, b: int) -> float:
+            sending, taking = handed(a, b)
+            return sending * self.apart[stage] + taking * self.apart[stage - 1]
 
         return seconds
 
