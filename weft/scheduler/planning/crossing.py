@@ -84,7 +84,7 @@ class Handovers:
 
         @cache
         def handed(a: int, b: int) -> tuple[float, float]:
-            """To those behind and with those before."""
+            """Seconds for what goes to stages behind, and for what comes from those before."""
             first, last = bounds[a], bounds[b]
             sent = [each for each in across[b] if each[0].maker >= first]
             came = [each for each in across[a] if _reads(each[0], first, last)]
