@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from weft.machine.free_memory import FreeMemory
 from weft.plan.inspection import Inspection
 from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import Host
 from weft.transport.wire.worker_messages import checked
 from weft.workers.devices.host import HostDevice
+from weft.workers.inspection import sizes
 from weft.workers.inspection.known import NOTHING
 from weft.workers.process import looks
 from weft.workers.process.looks import Looks, training_seconds
@@ -81,6 +83,16 @@ def test_what_compiled_units_cannot_be_is_a_reason_and_no_refusal() -> None:
     assert facts["uncompiled"] == (
         "strategy.compile = true compiles each size of microbatch, and strategy.share = 'adaptive' has ever other ones"
     )
+
+
+def test_what_has_no_room_eager_is_not_tried_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(LAYERS)
+    monkeypatch.setattr(sizes, "free_memory", lambda: FreeMemory(shared=1, host=1))
+    worker = Worker()
+    facts = worker.look(spec_of(tmp_path, "job.py", preset="auto"))
+    assert facts["uncompiled"] == facts["crowded"]
+    assert "a microbatch of 8 samples" in facts["crowded"]
+    assert worker.did == ["own threads", "eager"]
 
 
 @pytest.mark.slow(seconds=2)

@@ -55,7 +55,7 @@ class Looks:
         plain = with_units(spec, compiled=False)
         eager = self._look(plain, partial(self.load, plain))
         gc.collect()  # models are full of cycles, and the next ones want the memory
-        return eager | self._compiled(with_units(spec, compiled=True), training_seconds(spec, eager))
+        return eager | self._compiled(with_units(spec, compiled=True), training_seconds(spec, eager), eager["crowded"])
 
     def _look(self, spec: JobSpec, load: Callable[[], Workload]) -> dict[str, Any]:
         self.use_own()
@@ -65,10 +65,12 @@ class Looks:
             facts["threaded"] = inspect_threaded(load, spec, self.host, facts, self.known)
         return facts
 
-    def _compiled(self, spec: JobSpec, eager_seconds: float) -> dict[str, Any]:
-        """What comes to the eager facts. eager_seconds: of training."""
+    def _compiled(self, spec: JobSpec, eager_seconds: float, crowded: str | None) -> dict[str, Any]:
+        """What comes to the eager facts. eager_seconds: of training. crowded: of the eager look, as a reason."""
         if (problem := problem_of_spec(spec)) is not None:
             return {"uncompiled": without_remedy(problem)}
+        if crowded is not None:  # what compiled units keep nobody can tell before they run
+            return {"uncompiled": crowded}
         if eager_seconds < LEAST_SECONDS:
             few = f"some {eager_seconds:.2g} s of training are too few to make kernels for"
             return {"uncompiled": f"{few} (from {LEAST_SECONDS:g} s on)"}
