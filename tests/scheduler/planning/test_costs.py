@@ -7,11 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from weft.plan.inspection import Inspection, Threaded, UnitFacts, ValueFacts
-from weft.plan.kinds import Kind
+from weft.plan.kinds import KINDS, Kind
 from weft.plan.plan import Plan
 from weft.scheduler.planning.costs import CROWDED, PlannedJob
+from weft.scheduler.planning.crossing import Handovers
 from weft.scheduler.planning.measured_costs import MeasuredCosts
 from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import Host
@@ -189,3 +192,35 @@ def test_stages_take_their_time_to_pass_values_on_and_gradients_back(
     for task in plan.graph.tasks:
         if task.kind in (Kind.FORWARD, Kind.BACKWARD):
             assert again[task.id] == pytest.approx(plan.task_seconds[task.id], abs=1e-4), task
+
+
+@given(
+    sizes=st.lists(st.integers(1, 20), min_size=5, max_size=5),
+    skips=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=3),
+    cuts=st.sets(st.integers(1, 5), min_size=1, max_size=3),
+)
+def test_the_cut_counts_for_a_stage_what_its_tasks_do(
+    plan_of: PlanOf,
+    inspection_of: InspectionOf,
+    unit_of: UnitOf,
+    value_of: Callable[..., ValueFacts],
+    spec_of: Callable[..., JobSpec],
+    sizes: list[int],
+    skips: list[tuple[int, int]],
+    cuts: set[int],
+) -> None:
+    """Of six units on cores, some of which hand something on to later ones, too."""
+    values = [value_of(n, shapes={1: (16 * size,)}) for n, size in enumerate(sizes)]
+    values += [
+        value_of(maker, maker + 1, 5, name=f"skip {n}", shapes={1: (16 * size,)})
+        for n, (maker, size) in enumerate(skips)
+    ]
+    inspection = inspection_of([unit_of(n) for n in range(6)], values=tuple(values), copy_bytes_per_second=64.0)
+    axes: dict[str, Any] = {"batch_size": 2, "stages": len(cuts) + 1, "split": sorted(cuts), "microbatches": 2}
+    plan = plan_of(inspection, **axes)
+    job, bounds = PlannedJob(spec_of(**axes), plan), [0, *sorted(cuts), 6]
+    between = Handovers(values, inspection.copy_seconds(1), 0.0, [True] * (len(cuts) + 1)).between(bounds)
+    for stage in range(len(cuts) + 1):
+        own = [task for task in plan.graph.tasks if (task.holder.stage, task.microbatch) == (stage, 0)]
+        handing = sum(job.handing(task, inspection)[1] for task in own if KINDS[task.kind].computes)
+        assert handing == pytest.approx(between(stage, stage, stage + 1))
