@@ -133,12 +133,13 @@ def partition(
         return _given_cuts(units, split, allowed, problems)
     bounds = [0, *allowed, len(units)]
     seconds, last = _seconds_between(units, bounds, handovers), len(bounds) - 1
-    most, num_bytes = math.inf, None if room is None else room.between(bounds)
-    if room is not None and num_bytes is not None:
+    cost = seconds
+    if room is not None:
+        num_bytes = room.between(bounds)
         most = max(room.most, _minimax(last, num_stages, num_bytes)[0])
 
-    def cost(stage: int, a: int, b: int) -> float:
-        return math.inf if num_bytes is not None and num_bytes(stage, a, b) > most else seconds(stage, a, b)
+        def cost(stage: int, a: int, b: int) -> float:
+            return math.inf if num_bytes(stage, a, b) > most else seconds(stage, a, b)
 
     _, path = _minimax(last, num_stages, cost)
     return tuple((bounds[a], bounds[b]) for a, b in pairwise(path))
