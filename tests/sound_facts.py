@@ -29,6 +29,7 @@ SOUND = Facts(
         num_cores=8,
         cpus=CPUS,
         one_cpu_per_core=CPUS,
+        core_speeds={},
         num_online=8,
         last_cache_bytes=32 << 20,
         nodes=(NumaNode(index=0, cpus=CPUS, total_bytes=64 * GIB),),

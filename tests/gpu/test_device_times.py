@@ -109,6 +109,12 @@ def test_of_the_model_there_is_never_more_than_a_unit_on_the_gpu(
     assert is_clean(device)
 
 
+def test_a_probe_is_measured_and_leaves_the_gpu_clean(device: CudaDevice) -> None:
+    took = [device.probe_seconds() for _ in range(3)]
+    assert all(seconds is not None and seconds > 0 for seconds in took)
+    assert device.is_clean(), "a worker that has just joined has no job that could end"
+
+
 def test_what_is_timed_has_been_computed_and_not_only_launched(device: CudaDevice) -> None:
     def work() -> torch.cuda.Event:
         x = torch.randn(4096, 4096, device=device.torch)

@@ -38,6 +38,8 @@ def frame(message):
     body = msgpack.packb(message)
     return struct.pack(">I", len(body)) + body
 
+JOINED = {"type": "joined", "link_bytes_per_second": None, "device_bytes": None, "probe_seconds": None}
+
 def own(**fields):
     return {"job": os.environ["WEFT_JOB_ID"], "attempt": 1, **fields}
 
@@ -51,7 +53,7 @@ def writings(kind, other):
         "no map": frame([1, 2]),
         "no message": frame({"type": "nonsense"}),
         "no type": frame({"verb": "stop"}),
-        "joined again": frame({"type": "joined", "link_bytes_per_second": None, "device_bytes": None}),
+        "joined again": frame(JOINED),
         "a report of nothing sent": frame({"type": "report", **own(lane="compute", count=999, records=b"", values=[])}),
         "a report of no lane": frame({"type": "report", **own(lane="nowhere", count=1, records=b"", values=[])}),
         "a report of 7 bytes": frame({"type": "report", **own(lane="compute", count=0, records=b"1234567", values=[])}),

@@ -100,6 +100,32 @@ def test_stand_ins_have_peer_access() -> None:
     assert make_crew(Settings(workers=1, stand_ins=2), (), range(4), {}).has_peer_access(["gpu-0", "gpu-1"])
 
 
+def test_workers_on_slower_cores_take_longer() -> None:
+    speeds = {0: 1.0, 1: 1.0, 2: 0.95, 3: 0.5}
+    crew = make_crew(Settings(workers=4), (), range(4), {}, core_speeds=speeds)
+    workers = ["cpu-0", "cpu-1", "cpu-2", "cpu-3", "loader-0"]
+    assert crew.slowness(workers, "cpu-0", {}) == {"cpu": [1.0, 1.0, 1.0, 2.0]}
+    assert crew.slowness(workers, "cpu-3", {}) == {"cpu": [0.5, 0.5, pytest.approx(0.526, abs=1e-3), 1.0]}
+    assert crew.slowness(workers[:3], "cpu-0", {}) == {}, "a twentieth is nothing"
+    unpinned = make_crew(Settings(workers=8), (), range(4), {}, core_speeds=speeds)
+    assert unpinned.slowness(["cpu-3", "cpu-4"], "cpu-3", {}) == {}
+    beside = make_crew(Settings(workers=1, stand_ins=3), (), range(4), {}, core_speeds=speeds)
+    assert beside.slowness(["cpu-0", "gpu-0", "gpu-2"], "gpu-0", {}) == {"cpu": [1.0], "gpu": [1.0, 2.0]}
+
+
+def test_gpus_of_several_models_take_what_a_probe_took_them_and_those_of_one_are_alike() -> None:
+    gpus = (gpu(0), gpu(1), replace(gpu(2), name="Other GPU"))
+    crew = make_crew(Settings(workers=2), gpus, range(16), {})
+    assert crew.is_unlike
+    assert not make_crew(Settings(workers=2), gpus[:2], range(16), {}).is_unlike
+    took, workers = {"gpu-0": 0.010, "gpu-1": 0.013, "gpu-2": 0.025}, ["cpu-0", "gpu-0", "gpu-1", "gpu-2"]
+    assert crew.slowness(workers, "gpu-0", took) == {"cpu": [1.0], "gpu": [1.0, 1.0, 2.5]}
+    assert crew.slowness(workers[2:], "gpu-1", took) == {"gpu": [1.0, 2.5]}
+    assert crew.slowness(["gpu-2", "gpu-0"], "gpu-2", took) == {"gpu": [1.0, pytest.approx(0.4)]}
+    assert crew.slowness(workers[:3], "gpu-0", took) == {}
+    assert crew.slowness(workers, "gpu-0", {"gpu-0": 0.01}) == {}, "the other one has not told"
+
+
 @pytest.mark.parametrize(
     ("settings", "visible", "uuids"),
     [

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from weft.machine.facts import NumaNode, cpu_list, read_limits, read_machine, read_memory_policy, read_shared_memory
+from weft.machine.facts import (
+    NumaNode,
+    core_speeds,
+    cpu_list,
+    read_limits,
+    read_machine,
+    read_memory_policy,
+    read_shared_memory,
+)
 
 
 def write(root: Path, **texts: str) -> None:
@@ -79,6 +87,23 @@ def test_a_kernel_that_tells_nothing_is_no_error(tmp_path: Path) -> None:
     assert (machine.num_cores, machine.num_online, machine.nodes, machine.total_bytes) == (2, 2, (), 0)
     assert machine.cpu_model == "unknown"
     assert read_memory_policy(tmp_path).huge_pages is None
+
+
+def test_cores_of_two_kinds_have_two_speeds(tmp_path: Path) -> None:
+    """By their capacity where the kernel tells it; where it does not, or all are alike, nothing is said."""
+
+    def tell(name: str, *values: int) -> None:
+        for cpu, value in enumerate(values):
+            write(tmp_path, **{f"sys__devices__system__cpu__cpu{cpu}__{name}": f"{value}\n"})
+
+    assert core_speeds([0, 1, 2], tmp_path) == {}
+    tell("cpufreq__cpuinfo_max_freq", 5_000_000, 5_000_000, 4_000_000)
+    assert core_speeds([0, 1, 2], tmp_path) == {0: 1.0, 1: 1.0, 2: 0.8}
+    assert read_machine(tmp_path, [0, 1]).core_speeds == {}
+    tell("cpu_capacity", 1024, 512)
+    assert core_speeds([0, 2], tmp_path) == {0: 1.0, 2: 0.8}, "of one it does not"
+    tell("cpu_capacity", 1024, 1024, 512)
+    assert core_speeds([0, 1, 2], tmp_path) == {0: 1.0, 1: 1.0, 2: 0.5}
 
 
 def test_nvidia_cards_on_the_bus_are_counted_and_other_devices_are_not(tmp_path: Path) -> None:

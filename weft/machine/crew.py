@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from types import MappingProxyType
 
 from weft.machine.facts import read_machine
 from weft.machine.gpus import Gpu, Inventory, read_inventory
@@ -22,6 +23,7 @@ from weft.spec.settings import Settings
 from weft.spec.workers_needed import Host
 
 LANES = {"cpu": "compute", "gpu": "compute", "loader": "load"}
+ALIKE = 0.1  # relative: so near to each other workers count as equal; arbitrary
 GPU_CORES = 2  # at least, for the threads of a GPU's lanes: launching, waiting for what was launched, autograd's own
 
 
@@ -36,6 +38,7 @@ class Member:
     device: str  # "cpu", "stand-in" or the uuid of a GPU, as in WorkerConfig
     model: str  # what people call the device
     cores: tuple[int, ...]  # empty where the worker is not pinned
+    core_speed: float = 1.0  # of the slowest of these, as a part of the fastest of the machine
 
     @property
     def lane(self) -> str:
@@ -64,6 +67,29 @@ class Crew:
         return all(frozenset(pair) in self.peers for pair in combinations(devices, 2))
 
     @property
+    def is_unlike(self) -> bool:
+        """It has GPUs of several models."""
+        return len({member.model for member in self.members if member.kind == "gpu"}) > 1
+
+    def slowness(
+        self, workers: Iterable[str], inspector: str, probe_seconds: Mapping[str, float]
+    ) -> dict[str, list[float]]:
+        """As in an inspection. probe_seconds: by worker, of the same work on each one's device; GPUs of one model are
+        as fast as the fastest of these."""
+        by_model: dict[str, float] = {}
+        for worker, seconds in probe_seconds.items():
+            model = self[worker].model
+            by_model[model] = min(seconds, by_model.get(model, seconds))
+        inspecting, found = self[inspector], dict[str, list[float]]()
+        for member in map(self.__getitem__, workers):
+            own = inspecting.core_speed / member.core_speed
+            if member.kind == "gpu" and {member.model, inspecting.model} <= by_model.keys():
+                own = by_model[member.model] / by_model[inspecting.model]
+            if member.kind != "loader":
+                found.setdefault(member.kind, []).append(1.0 if abs(own - 1.0) <= ALIKE else own)
+        return found if any(own != 1.0 for each in found.values() for own in each) else {}
+
+    @property
     def host(self) -> Host:
         kinds = Counter(member.kind for member in self.members)
         return Host(workers=kinds["cpu"], threads=self.threads, gpus=kinds["gpu"])
@@ -85,8 +111,9 @@ def muster(settings: Settings) -> Crew:
     """The crew on this machine. Errors: CrewError."""
     inventory = read_inventory()
     gpus = usable_gpus(settings, inventory, torch_cuda(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    near = {node.index: frozenset(node.cpus) for node in read_machine().nodes} if gpus else {}
-    return make_crew(settings, gpus, sorted(os.sched_getaffinity(0)), near, peers_of(inventory))
+    machine = read_machine()
+    near = {node.index: frozenset(node.cpus) for node in machine.nodes} if gpus else {}
+    return make_crew(settings, gpus, machine.cpus, near, peers_of(inventory), machine.core_speeds)
 
 
 def peers_of(inventory: Inventory) -> frozenset[frozenset[str]]:
@@ -156,8 +183,10 @@ def make_crew(
     cores: Sequence[int],
     near: Mapping[int, frozenset[int]],
     peers: frozenset[frozenset[str]] = frozenset(),
+    core_speeds: Mapping[int, float] = MappingProxyType({}),
 ) -> Crew:
-    """cores: that may be used. near: by NUMA node. Nobody is pinned where not everybody can have cores of their own."""
+    """cores: that may be used. near: by NUMA node. core_speeds: as parts of the fastest core's, which is what others
+    have. Nobody is pinned where not everybody can have cores of their own."""
     host_cores = max(GPU_CORES, settings.threads)
     num_cpu = settings.num_workers(len(cores) - host_cores * len(gpus))
     posts = [_Post("cpu", "cpu", "CPU", settings.threads)] * num_cpu
@@ -169,7 +198,10 @@ def make_crew(
     for post, own in zip(posts, sets, strict=True):
         name = f"{post.kind}-{counts[post.kind]}"
         counts[post.kind] += 1
-        members.append(Member(name=name, kind=post.kind, device=post.device, model=post.model, cores=own))
+        speed = min((core_speeds.get(core, 1.0) for core in own), default=1.0)
+        members.append(
+            Member(name=name, kind=post.kind, device=post.device, model=post.model, cores=own, core_speed=speed)
+        )
     loaders = [
         Member(name=f"loader-{n}", kind="loader", device="cpu", model="CPU", cores=())
         for n in range(max(settings.loaders, len(posts)))

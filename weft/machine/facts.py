@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import resource
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,7 @@ class Machine:
     num_cores: int
     cpus: tuple[int, ...]
     one_cpu_per_core: tuple[int, ...]  # the first of each
+    core_speeds: Mapping[int, float]  # by CPU, as a part of the fastest one's; empty where all are alike
     num_online: int  # processors, usable or not
     last_cache_bytes: int  # of the last level, over the usable cores
     nodes: tuple[NumaNode, ...]
@@ -84,6 +85,7 @@ def read_machine(root: Path = Path("/"), usable: Iterable[int] | None = None) ->
         num_cores=len(cores),
         cpus=cpus,
         one_cpu_per_core=tuple(cores.values()),
+        core_speeds=core_speeds(cpus, root),
         num_online=len(cpu_list(_text(devices / "cpu/online"))) or len(cpus),
         last_cache_bytes=_last_cache_bytes(devices, cpus),
         nodes=_nodes(devices, cpus),
@@ -139,6 +141,19 @@ def cpu_list(text: str) -> tuple[int, ...]:
         first, _, last = part.partition("-")
         numbers += range(int(first), int(last or first) + 1)
     return tuple(numbers)
+
+
+def core_speeds(cpus: Iterable[int], root: Path = Path("/")) -> dict[int, float]:
+    """By CPU, as a part of the fastest one's, of cores of several kinds in one machine, such as Intel's for performance
+    and for efficiency; empty where all are alike. By the capacity by which the kernel tells them apart, or else by
+    their highest frequency, which says less than there is."""
+    cpus = list(cpus)
+    for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
+        told = [_text(root / f"sys/devices/system/cpu/cpu{cpu}" / name) for cpu in cpus]
+        if all(text.isdigit() and int(text) for text in told) and len(set(told)) > 1:
+            most = max(map(int, told))
+            return {cpu: int(text) / most for cpu, text in zip(cpus, told, strict=True)}
+    return {}
 
 
 def _nodes(devices: Path, usable: tuple[int, ...]) -> tuple[NumaNode, ...]:

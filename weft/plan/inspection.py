@@ -162,6 +162,10 @@ class Inspection:
     copy_bytes_per_second: float = 5e9  # of memory, by one thread
     link_bytes_per_second: float | None = None  # between the host and the job's GPUs, the slowest
     device_bytes: int | None = None  # free memory of the smallest GPU
+    gpu_bytes: tuple[int, ...] = ()  # of each of the job's GPUs, where they tell
+    # By kind of worker, of each of the job's, what the same work takes it as a multiple of what it takes the inspecting
+    # one; empty where all are alike.
+    slowness: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     host: Host = ONE_CORE  # the daemon's workers, as the next
     peer_access: bool = False  # each GPU can read the memory of every other one
     small_size: int = 0  # of the second microbatch that units were timed with: so a call's cost and a sample's differ
@@ -215,6 +219,15 @@ class Inspection:
         own = self.device_update_seconds if device == "gpu" else None
         return self.update_seconds if own is None else own
 
+    def slowness_of(self, kind: str, number: int) -> float:
+        """number: of the worker among the job's of its kind, as of the next."""
+        own = self.slowness.get(kind, ())
+        return own[number] if number < len(own) else 1.0
+
+    def bytes_of_gpu(self, number: int) -> int | None:
+        """Free memory; None where that is the host's."""
+        return self.gpu_bytes[number] if number < len(self.gpu_bytes) else self.device_bytes
+
     def with_threads(self, threads: int) -> Inspection:
         """Of each CPU worker, where the times with so many are known, or those with fewer and with more: by Amdahl's
         law there is a part that each takes, and one that they divide."""
@@ -267,6 +280,8 @@ class Inspection:
             metrics=tuple(data["metrics"]),
             link_bytes_per_second=data.get("link_bytes_per_second"),
             device_bytes=data.get("device_bytes"),
+            gpu_bytes=tuple(data.get("gpu_bytes", ())),
+            slowness={kind: tuple(own) for kind, own in data.get("slowness", {}).items()},
             streams=tuple(data.get("streams", ())),
             batch_modules=tuple(data.get("batch_modules", ())),  # as the one before and the next two
             lost_attributes=tuple(data.get("lost_attributes", ())),

@@ -85,6 +85,15 @@ def worker_counts(strategy: Strategy) -> list[int]:
     ]
 
 
+def numbers_by_stage(strategy: Strategy, r: int, lines: Mapping[int, int]) -> dict[int, int]:
+    """Of a replica, by stage, the number of its worker among the job's of that kind. lines: of the replica's schedule,
+    by stage; neighbours share a worker where there are fewer of these."""
+    counts, devices = worker_counts(strategy), [replica.device for replica in strategy.replica_list]
+    before = sum(count for count, device in zip(counts[:r], devices, strict=False) if device == devices[r])
+    num_lines = 1 + max(lines.values())
+    return {stage: before + line * counts[r] // num_lines for stage, line in lines.items()}
+
+
 def lines_of(strategy: Strategy, replica: Replica) -> int:
     """Of its schedule: each is a worker, if GPUs do not have several."""
     return num_lines(strategy.schedule, replica.num_stages, strategy.stages_per_worker)

@@ -98,7 +98,7 @@ INSPECTION = {
     "copy_bytes_per_second": 5e9,
     "small_size": 0,
 }
-JOINED = {"type": "joined", "link_bytes_per_second": None, "device_bytes": None}
+JOINED = {"type": "joined", "link_bytes_per_second": None, "device_bytes": None, "probe_seconds": None}
 ROW = [MODE_INDEX["stall_dispatch"], -1, 0, -1, 1_000, 2_000]
 VALUES = [{"iteration": 0, "means": {"loss": 1.0}, "facts": {"lr": 0.1}}]
 PROGRESS = {"lane": "compute", "done": 0, "taken": 1, "seconds": 0.5, "waits_for": 0}

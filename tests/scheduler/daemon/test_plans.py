@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from weft.machine.checkpoint_files import write_checkpoint
-from weft.scheduler.daemon.plans import with_chosen
+from weft.machine.crew import Crew, Member
+from weft.scheduler.daemon.hearing import DeviceFacts
+from weft.scheduler.daemon.plans import facts_of_machine, with_chosen
 from weft.scheduler.runs.run import CHOSEN
 from weft.spec.job_spec import JobSpec
 
@@ -59,3 +61,18 @@ def with_resume(spec: JobSpec, path: Path) -> JobSpec:
 def test_what_is_no_strategy_is_chosen_anew(spec_of: SpecOf, tmp_path: Path, text: str) -> None:
     (tmp_path / CHOSEN).write_text(text)
     assert with_chosen(spec_of(preset="auto"), tmp_path).strategy.is_auto
+
+
+def test_a_job_is_planned_with_the_memory_and_the_speed_of_each_of_its_gpus() -> None:
+    """And not with those of others; what it goes by in all of them is the least."""
+    models = {"gpu-0": "One", "gpu-1": "Other", "gpu-2": "One"}
+    members = [Member(name=name, kind="gpu", device=name, model=model, cores=()) for name, model in models.items()]
+    crew, told = Crew((Member(name="cpu-0", kind="cpu", device="cpu", model="CPU", cores=()), *members)), DeviceFacts()
+    for worker, link, free, probe in ("gpu-0", 9e9, 8, 0.01), ("gpu-1", 5e9, 24, 0.03), ("gpu-2", 7e9, 6, 0.02):
+        told.add(worker, {"link_bytes_per_second": link, "device_bytes": free, "probe_seconds": probe})
+    told.add("cpu-0", {"link_bytes_per_second": None, "device_bytes": None, "probe_seconds": None})
+    facts = facts_of_machine(crew, told, ["cpu-0", "gpu-0", "gpu-1"], 1)
+    assert (facts["link_bytes_per_second"], facts["device_bytes"], facts["gpu_bytes"]) == (5e9, 8, [8, 24])
+    assert facts["slowness"] == {"cpu": [1.0], "gpu": [1.0, pytest.approx(3.0)]}
+    alone = facts_of_machine(crew, told, ["cpu-0"], 0)
+    assert (alone["device_bytes"], alone["gpu_bytes"], alone["slowness"]) == (None, [], {})

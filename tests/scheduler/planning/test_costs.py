@@ -224,3 +224,28 @@ def test_the_cut_counts_for_a_stage_what_its_tasks_do(
         own = [task for task in plan.graph.tasks if (task.holder.stage, task.microbatch) == (stage, 0)]
         handing = sum(job.handing(task, inspection)[1] for task in own if KINDS[task.kind].computes)
         assert handing == pytest.approx(between(stage, stage, stage + 1))
+
+
+@pytest.mark.parametrize("of", [CPU, GPU])
+def test_a_slower_worker_takes_longer_for_what_it_computes_and_updates(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf, spec_of: Callable[..., JobSpec], of: dict[str, Any]
+) -> None:
+    """And not for what it copies. A job on others is planned as if there were none; what was measured is corrected by
+    its own speed once."""
+    facts = {"copy_bytes_per_second": math.inf, "update_seconds": 2.0, "host": Host(workers=1)}
+    units = [unit_of(n, 1.0, 2.0, parameter_bytes=1024) for n in range(2)]
+    axes: dict[str, Any] = {"batch_size": 2, "replicas": [of | {"stages": 2, "microbatches": 2, "split": [1]}]}
+    alike = inspection_of(units, **facts)
+    inspection = inspection_of(units, slowness={of["device"]: (1.0, 3.0)}, **facts)
+    before, after = (plan_of(each, **axes) for each in (alike, inspection))
+    _, second = (worker for worker, kind in enumerate(after.workers) if kind == of["device"])
+    for task, own, slower in zip(after.graph.tasks, before.task_seconds, after.task_seconds, strict=True):
+        slows = task.lane.worker == second and task.kind in (Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE)
+        assert slower == pytest.approx(own * (3.0 if slows else 1.0)), task
+    job = PlannedJob(spec_of(**axes), after)
+    took = {task.id: 2 * after.task_seconds[task.id] for task in after.graph.tasks}
+    one = PlannedJob(spec_of(batch_size=2, microbatches=2), plan_of(inspection, batch_size=2, microbatches=2))
+    costs = MeasuredCosts(job, inspection, took).of(one)
+    for task in one.plan.graph.tasks:
+        if task.kind is Kind.FORWARD:
+            assert costs[task.id] == pytest.approx(2 * one.plan.task_seconds[task.id], rel=1e-3)

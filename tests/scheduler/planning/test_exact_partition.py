@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -98,7 +98,7 @@ def test_no_cut_that_the_solver_knows_is_better(
     runs = list(itertools.combinations(range(len(units) + 1), 2))
     least_bytes = solved(num_bytes, allowed, num_stages - 1, dict.fromkeys(runs, True))
     limit = math.inf if most_bytes is None else most_bytes
-    room = None if most_bytes is None else Room(most_bytes, num_bytes)
+    room = None if most_bytes is None else Room([most_bytes] * num_stages, num_bytes)
     if least_bytes == math.inf:
         with pytest.raises(PlanError):
             partition(units, num_stages, None, model["problems"], room)
@@ -143,3 +143,73 @@ def test_nor_with_what_stages_pass_on(
     handovers = Handovers(values, 1.0, 0.0, [True] * num_stages, learns)
     cuts = partition(units, num_stages, None, model["problems"], None, handovers)
     assert max(sum(seconds[slice(*run)]) + handed[run] for run in cuts) == pytest.approx(best, abs=1e-3)
+
+
+def solved_unequal(
+    costs: Sequence[int],
+    sizes: Sequence[int],
+    forbidden: Collection[int],
+    slowness: Sequence[float],
+    room: Sequence[float] | None,
+) -> float:
+    """The least that the costliest stage can cost, where each has a speed and a room of its own. Another formulation:
+
+    z_us    1 where unit u is in stage s; the numbers of the stages grow by one at most from unit to unit
+    T       no less than what any stage takes
+    """
+    count, stages = len(costs), len(slowness)
+    size = 1 + count * stages
+    rows, least, most = [], [], []
+
+    def row(of: Mapping[int, float], low: float, high: float) -> None:
+        rows.append([of.get(number, 0.0) for number in range(size)])
+        least.append(low)
+        most.append(high)
+
+    def z(unit: int, stage: int) -> int:
+        return 1 + unit * stages + stage
+
+    for unit in range(count):
+        row({z(unit, stage): 1.0 for stage in range(stages)}, 1.0, 1.0)
+    for unit in range(1, count):
+        grows = {z(unit, stage): float(stage) for stage in range(stages)}
+        grows |= {z(unit - 1, stage): -float(stage) for stage in range(stages)}
+        row(grows, 0.0, 0.0 if unit in forbidden else 1.0)
+    for stage in range(stages):
+        row({z(unit, stage): 1.0 for unit in range(count)}, 1.0, math.inf)
+        row({0: 1.0} | {z(unit, stage): -costs[unit] * slowness[stage] for unit in range(count)}, 0.0, math.inf)
+        if room is not None:
+            row({z(unit, stage): float(sizes[unit]) for unit in range(count)}, 0.0, room[stage])
+    found = optimize.milp(
+        [1.0] + [0.0] * (size - 1),
+        constraints=optimize.LinearConstraint(rows, least, most),
+        integrality=[0] + [1] * (size - 1),
+        bounds=optimize.Bounds([0.0] * size, [math.inf] + [1.0] * (size - 1)),
+    )
+    return math.inf if found.x is None else float(found.x[0])
+
+
+@settings(max_examples=20)
+@given(data=st.data(), model=models(), num_stages=st.integers(1, 4), limited=st.booleans())
+def test_nor_on_unequal_workers(
+    unit_of: UnitOf, data: st.DataObject, model: dict[str, Any], num_stages: int, limited: bool
+) -> None:
+    """Each with a speed of its own, and where they are GPUs a memory, too."""
+    seconds, num_bytes = model["seconds"], model["bytes"]
+    if num_stages > len(seconds) - len(model["problems"]):
+        return
+    numbers = st.integers(1, 8).map(lambda number: number / 4)
+    slowness = data.draw(st.lists(numbers, min_size=num_stages, max_size=num_stages))
+    room = data.draw(st.lists(st.integers(20, 200), min_size=num_stages, max_size=num_stages)) if limited else None
+    units = [unit_of(number, own / 4, 3 * own / 4) for number, own in enumerate(seconds)]
+    best = solved_unequal(seconds, num_bytes, model["problems"], slowness, room)
+    own_room = None if room is None else Room(room, num_bytes)
+    cuts = partition(units, num_stages, None, model["problems"], own_room, None, slowness)
+    needed = [sum(num_bytes[first:last]) for first, last in cuts]
+    if best == math.inf:
+        assert room is not None
+        assert any(own > most for own, most in zip(needed, room, strict=True))
+        return
+    assert room is None or all(own <= most for own, most in zip(needed, room, strict=True))
+    took = max(slow * sum(seconds[first:last]) for slow, (first, last) in zip(slowness, cuts, strict=True))
+    assert took == pytest.approx(best, abs=1e-6)

@@ -202,3 +202,17 @@ def test_what_does_not_fit_is_refused_with_the_sum(
     with pytest.raises(NoRoom, match=r"a GPU's part of the plan needs 20.* parameters and gradients 2, activations 16"):
         make(plenty, **gpu)
     make(plenty, preset="stronghold")
+
+
+def test_each_gpu_has_its_own_memory(
+    of_a_mib: Callable[..., Inspection], unit_of: Callable[..., UnitFacts], spec_of: Callable[..., JobSpec]
+) -> None:
+    """The smallest one's was taken for all, and what stood on the larger ones was refused."""
+    units = tuple(unit_of(n, parameter_bytes=MIB, kept_bytes=kept * MIB) for n, kept in enumerate((16, 1)))
+    inspection = replace(of_a_mib(num_train=8), units=units, device_units=units, device_bytes=8 * MIB)
+    spec = spec_of(replicas=[{"device": "gpu", "stages": 2, "split": [1]}], update="cpu")
+    with pytest.raises(NoRoom, match="a GPU's part of the plan needs"):
+        make_plan(spec, inspection, shared_bytes_free=1 << 40)
+    make_plan(spec, replace(inspection, gpu_bytes=(24 * MIB, 8 * MIB)), shared_bytes_free=1 << 40)
+    with pytest.raises(NoRoom, match="a GPU's part of the plan needs"):
+        make_plan(spec, replace(inspection, gpu_bytes=(8 * MIB, 24 * MIB)), shared_bytes_free=1 << 40)

@@ -288,6 +288,55 @@ def test_a_model_is_cut_where_little_crosses(
     assert cut_of(spec_of(replicas=[{"device": "gpu", "stages": 2, "gpus": 1}]), inspection) == halves
 
 
+UNEQUAL = {"cpu": (1.0, 3.0), "gpu": (1.0, 3.0)}
+
+
+@pytest.mark.parametrize(
+    ("axes", "cuts"),
+    [
+        ({"device": "cpu", "stages": 2}, ((0, 6), (6, 8))),
+        ({"device": "gpu", "stages": 2}, ((0, 6), (6, 8))),
+        ({"device": "gpu", "stages": 2, "gpus": 1}, ((0, 4), (4, 8))),
+        ({"device": "gpu", "stages": 3, "gpus": 2}, ((0, 4), (4, 6), (6, 8))),
+    ],
+)
+def test_the_slower_of_unequal_workers_has_fewer_units(
+    inspection_of: Callable[..., Inspection], unit_of: UnitOf, spec_of: SpecOf, axes: dict[str, Any], cuts: Cuts
+) -> None:
+    inspection = inspection_of([unit_of(n, 1.0, 1.0) for n in range(8)], slowness=UNEQUAL)
+    assert cut_of(spec_of(replicas=[axes]), inspection) == cuts
+
+
+def test_each_replica_is_cut_by_the_speeds_of_its_own_workers(
+    inspection_of: Callable[..., Inspection], unit_of: UnitOf, spec_of: SpecOf
+) -> None:
+    slowness = {"cpu": (1.0, 1.0, 3.0, 1.0)}
+    inspection = inspection_of([unit_of(n, 1.0, 1.0) for n in range(8)], slowness=slowness)
+    spec = spec_of(replicas=[{"device": "cpu", "stages": 2}] * 2)
+    schedules = [scheduled(spec.strategy, replica) for replica in spec.strategy.replica_list]
+    cuts = [cut_for(spec, inspection, r, schedule) for r, schedule in enumerate(schedules)]
+    assert cuts == [((0, 4), (4, 8)), ((0, 2), (2, 8))]
+
+
+def test_workers_with_several_stages_are_evened_by_their_speeds(unit_of: UnitOf) -> None:
+    units = [unit_of(n, forward=1.0, backward=0.0) for n in range(12)]
+    worker_of, slowness = {0: 0, 1: 1, 2: 0, 3: 1}, [1.0, 2.0, 1.0, 2.0]
+    cuts = even_workers(units, partition(units, 4), worker_of, slowness=slowness)
+    sizes = [last - first for first, last in cuts]
+    assert (sizes[0] + sizes[2], sizes[1] + sizes[3]) == (8, 4)
+
+
+def test_the_larger_of_unequal_gpus_has_what_the_smaller_has_no_room_for(
+    inspection_of: Callable[..., Inspection], unit_of: UnitOf, spec_of: SpecOf
+) -> None:
+    """By the smallest one's memory alone, neither had room for half of it."""
+    units = [unit_of(n, 1.0, 1.0, parameter_bytes=1 << 20) for n in range(8)]
+    spec = spec_of(replicas=[{"device": "gpu", "stages": 2}])
+    for sizes, cuts in ((8, 64), ((0, 2), (2, 8))), ((64, 8), ((0, 6), (6, 8))), ((64, 64), ((0, 4), (4, 8))):
+        inspection = inspection_of(units, device_bytes=min(sizes) << 20, gpu_bytes=tuple(mib << 20 for mib in sizes))
+        assert cut_of(spec, inspection) == cuts
+
+
 def cut_of(spec: JobSpec, inspection: Inspection) -> Cuts:
     return cut_for(spec, inspection, 0, scheduled(spec.strategy, spec.strategy.replica_list[0]))
 
@@ -301,7 +350,7 @@ def test_no_cut_that_fits_is_faster_whatever_is_in_flight(
     unit_of: UnitOf, units: list[tuple[int, int, int]], in_flight: list[int], most: int
 ) -> None:
     """By looking at all; where none fits the largest stage is as small as can be."""
-    room = Room(most, [own for _, own, _ in units], [kept for _, _, kept in units], in_flight)
+    room = Room([most] * 3, [own for _, own, _ in units], [kept for _, _, kept in units], in_flight)
     cuts = partition([unit_of(n, seconds, 0.0) for n, (seconds, *_) in enumerate(units)], 3, room=room)
 
     def needed(cuts: Cuts) -> float:
@@ -334,7 +383,7 @@ def test_cuts_move_for_the_busiest_worker(unit_of: UnitOf) -> None:
     cuts = even_workers(units, before, {0: 0, 1: 1, 2: 0, 3: 1})
     assert cuts == ((0, 1), (1, 2), (2, 4), (4, 5))
     heavy = [replace(unit, parameter_bytes=9 if number in (2, 3) else 1) for number, unit in enumerate(units)]
-    room = Room(12, [unit.parameter_bytes for unit in heavy])
+    room = Room([12] * 4, [unit.parameter_bytes for unit in heavy])
     assert even_workers(heavy, before, {0: 0, 1: 1, 2: 0, 3: 1}, room=room) == before
 
 

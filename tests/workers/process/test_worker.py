@@ -32,6 +32,7 @@ CONFIG = WorkerConfig(
     threads=1,
     cores=(),
     spin_seconds=0.0,
+    unlike=False,
     stamps=True,
     directory="",
     authkey=b"",

@@ -43,7 +43,8 @@ from weft.scheduler.runs.run import Run
 from weft.transport.wire.frames import Message
 from weft.transport.wire.worker_messages import Garbled, checked
 
-_DEVICE_FACTS = ("link_bytes_per_second", "device_bytes")  # of several devices the least counts
+_LEAST = ("link_bytes_per_second", "device_bytes")  # of several devices the least counts
+_EACH = ("device_bytes", "probe_seconds")  # that a job is planned with, of each
 
 
 class DeviceFacts:
@@ -54,11 +55,15 @@ class DeviceFacts:
 
     def add(self, worker: str, message: Message) -> None:
         """message: by which it has joined."""
-        self._told[worker] = {fact: message[fact] for fact in _DEVICE_FACTS}
+        self._told[worker] = {fact: message[fact] for fact in {*_LEAST, *_EACH}}
 
     def of(self, workers: Sequence[str]) -> dict[str, float | None]:
         """None for what none of these has told."""
-        return {fact: self._least(fact, workers) for fact in _DEVICE_FACTS}
+        return {fact: self._least(fact, workers) for fact in _LEAST}
+
+    def each(self, fact: str) -> dict[str, float]:
+        """By worker, of those that have told."""
+        return {worker: own for worker, told in self._told.items() if (own := told.get(fact)) is not None}
 
     def _least(self, fact: str, workers: Sequence[str]) -> float | None:
         told = [self._told[worker][fact] for worker in workers if worker in self._told]

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
+from weft.machine.crew import Crew
 from weft.machine.free_memory import FreeMemory, free_memory
 from weft.machine.run_file import load
 from weft.plan.inspection import Inspection
@@ -19,6 +20,7 @@ from weft.plan.plan import Plan
 from weft.scheduler.adapting.switching import SAMPLE
 from weft.scheduler.core.events import CancelRequested, Event, JobPlanned, PlanImproved, Snapshot
 from weft.scheduler.daemon.guard import Guard
+from weft.scheduler.daemon.hearing import DeviceFacts
 from weft.scheduler.daemon.replacing.estate import Estate
 from weft.scheduler.daemon.savers import Savers
 from weft.scheduler.planning.choosing.better import Running, better
@@ -62,9 +64,11 @@ class Plans:
         if job is None or run is None or job.attempt != attempt:
             return
         try:
-            run.inspection = message["inspection"] | self._of_machine(job.workers)
+            crew, devices = self._estate.crew, self._estate.device_facts
+            of_machine = facts_of_machine(crew, devices, job.workers, job.inspector)
+            run.inspection = message["inspection"] | of_machine
             if "compiled_too" in run.inspection:
-                run.inspection["compiled_too"] |= self._of_machine(job.workers)
+                run.inspection["compiled_too"] |= of_machine
             inspection = Inspection.from_wire(run.inspection)
             free = free_memory()
             make = partial(make_plan, shared_bytes_free=free.shared, host_bytes_free=free.host)
@@ -86,12 +90,6 @@ class Plans:
         else:
             instead = instead_of(run.spec, self._estate.crew.host)
             self._feed(JobPlanned(job=name, attempt=attempt, plan=plan, checkpoint=checkpoint, instead=instead))
-
-    def _of_machine(self, workers: Sequence[str]) -> dict[str, Any]:
-        """What an inspection has of these workers, and no worker can tell."""
-        crew = self._estate.crew
-        about = {"peer_access": crew.has_peer_access(workers), "host": asdict(crew.host)}
-        return self._estate.device_facts.of(workers) | about
 
     async def _of_given(self, run: Run, inspection: Inspection, free: FreeMemory, make: MakePlan) -> Plan:
         """By the strategy that it gives; as before, where nothing has changed since."""
@@ -186,6 +184,17 @@ def _of_units(facts: Message, *, compiled: bool) -> Message:
     if compiled and "compiled_too" in facts:
         return cast("Message", facts["compiled_too"])
     return {name: value for name, value in facts.items() if name not in ("compiled_too", "uncompiled")}
+
+
+def facts_of_machine(crew: Crew, devices: DeviceFacts, workers: Sequence[str], inspector: int) -> dict[str, Any]:
+    """What an inspection has of a job's workers, and no worker can tell."""
+    free = devices.each("device_bytes")
+    return devices.of(workers) | {
+        "peer_access": crew.has_peer_access(workers),
+        "host": asdict(crew.host),
+        "gpu_bytes": [free[worker] for worker in workers if worker in free],
+        "slowness": crew.slowness(workers, workers[inspector], devices.each("probe_seconds")),
+    }
 
 
 def with_chosen(spec: JobSpec, run_dir: Path) -> JobSpec:

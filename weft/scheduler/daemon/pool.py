@@ -195,6 +195,7 @@ class Pool:
                 "lane": member.lane,
                 "device": member.device,
                 "threads": 1 if loads else self._settings.threads,
+                "unlike": self._crew.is_unlike and member.kind == "gpu",
                 "cores": list(member.cores),
                 "spin_seconds": SPIN_SECONDS if self._crew.is_pinned and not loads else 0.0,
                 "stamps": self._settings.accounting,

@@ -112,6 +112,11 @@ class PlannedJob:
         """The kind of the worker in whose lane it runs."""
         return self.plan.workers[task.lane.worker]
 
+    def slowness(self, task: Task, inspection: Inspection) -> float:
+        """Of that worker, as in the inspection."""
+        worker, kind = task.lane.worker, self.device(task)
+        return inspection.slowness_of(kind, worker - self.plan.workers.index(kind)) if inspection.slowness else 1.0
+
     @cached_property
     def _handed(self) -> dict[tuple[Holder, bool], list[Ring]]:
         """Rings that a stage's tasks copy into or out of: those that hand back, and the others."""
@@ -192,14 +197,16 @@ class _Costs:
                 seconds = sum(self._computing(task, kind) for kind in self._job.computed(task)) * self._size(task)
                 fixed, each = self._job.handing(task, self._inspection)
                 crowding = self._job.crowding(self._job.device(task), self._inspection.host)
-                return (seconds + each * self._size(task) + fixed) * crowding
+                computing = seconds * self._job.slowness(task, self._inspection)
+                return (computing + each * self._size(task) + fixed) * crowding
             case Kind.DOWN | Kind.UP | Kind.RELOAD:
                 return self._inspection.link_seconds(self._bucket(task).num_bytes)
             case Kind.SYNC:
                 return self._sync(task)
             case Kind.UPDATE:
                 seconds = self._inspection.update_seconds_on(self._job.device(task))
-                return seconds * self._updated_bytes(task) / self._all_bytes
+                slowness = self._job.slowness(task, self._inspection)
+                return seconds * slowness * self._updated_bytes(task) / self._all_bytes
             case Kind.GRAD | Kind.VALIDATE | Kind.REFRESH | Kind.SNAPSHOT:
                 return 0.0
 

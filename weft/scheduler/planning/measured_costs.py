@@ -116,10 +116,11 @@ class MeasuredCosts:
         of_task, of_largest = job.handing(task, self._inspection)
         fixed = (of_task + (not task.goes_on) * TASK_SECONDS[task.kind]) * fmean(of_call for of_call, _ in corrections)
         each = of_largest / largest_microbatch(job.spec) * fmean(of_sample for _, of_sample in corrections)
+        slowness = job.slowness(task, self._inspection)
         for kind in computed:
             for unit, (of_call, of_sample) in zip(units, corrections, strict=True):
-                fixed += of_call * self._units[device, kind][unit].fixed
-                each += of_sample * self._units[device, kind][unit].each
+                fixed += of_call * slowness * self._units[device, kind][unit].fixed
+                each += of_sample * slowness * self._units[device, kind][unit].each
         crowding = job.crowding(device, self._inspection.host)
         return Line(crowding * fixed, crowding * each)
 

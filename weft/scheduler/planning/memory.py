@@ -45,15 +45,16 @@ def copied_bytes(inspection: Inspection, placement: Placement) -> int:
 
 def devices_have_room(inspection: Inspection, placement: Placement) -> bool:
     """For a copy of what a speculative update of a device's changes; where none speculates there is nothing to keep."""
-    sync, free = placement.synchronisation, inspection.device_bytes
-    if sync is None or not sync.devices_speculate or free is None:
+    sync = placement.synchronisation
+    if sync is None or not sync.devices_speculate or inspection.device_bytes is None:
         return True
     needed: Counter[int] = Counter()
     for bucket in sync.buckets:
         for holder in bucket.holders if bucket.comes_up_summed else ():
             if placement.replicas[holder.replica].device == "gpu":
                 needed[placement.worker_of[holder]] += bucket.num_bytes + _state_bytes(inspection, bucket)
-    return max(needed.values(), default=0) <= free * SPECULATION_SHARE
+    num_bytes = {worker: _bytes_of(inspection, placement.workers, worker) for worker in needed}
+    return all(own <= num_bytes[worker] * SPECULATION_SHARE for worker, own in needed.items())
 
 
 def activation_bytes(spec: JobSpec, inspection: Inspection, placement: Placement) -> tuple[int, ...]:
@@ -136,7 +137,12 @@ def check_room(inspection: Inspection, plan: Plan, *, host_bytes_free: float) ->
         if plan.workers[worker] == "gpu" and worker not in windows:
             own = sum(2 * stage.parameter_bytes for stage in plan.stages if stage.worker == worker)
             parts = [("parameters and gradients", own), ("activations", kept), ("the optimizer's state", state)]
-            _check_sum("a GPU's part of the plan", "of its memory", parts, inspection.device_bytes)
+            _check_sum("a GPU's part of the plan", "of its memory", parts, _bytes_of(inspection, plan.workers, worker))
+
+
+def _bytes_of(inspection: Inspection, workers: Sequence[str], worker: int) -> int:
+    """Free memory of the GPU of a worker, where GPUs tell."""
+    return inspection.bytes_of_gpu(worker - workers.index("gpu")) or 0
 
 
 def _check_sum(what: str, of: str, parts: Sequence[tuple[str, int]], bytes_free: float) -> None:

@@ -3,8 +3,9 @@
 Contiguous units to stages, by dynamic programming over the units' measured times; or where the user says, by the units'
 numbers or by names of modules. On GPUs no stage takes more than there is memory for, where any cut allows it: its
 parameters, and activations of as many microbatches as the schedule has in flight there. Where workers have several
-stages, cuts are then moved for the busiest worker's sake. A unit has the name of the module with which it begins, and
-may be called by that of any module that contains it and none before it: "layer2" begins with the unit "layer2.0".
+stages, cuts are then moved for the busiest worker's sake. Of unequal workers each has its own speed and memory. A unit
+has the name of the module with which it begins, and may be called by that of any module that contains it and none
+before it: "layer2" begins with the unit "layer2.0".
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -24,6 +26,7 @@ from weft.scheduler.planning.costs import part_of_largest
 from weft.scheduler.planning.crossing import Handovers
 from weft.scheduler.planning.working_window import MEMORY_SHARE, layer_cuts
 from weft.spec.job_spec import JobSpec
+from weft.spec.workers_needed import numbers_by_stage
 
 KERNELS_SHARE = 0.9  # of a GPU's memory for what is counted; arbitrary: the rest is what kernels need beside
 MAX_TOLD_UNITS = 8  # in a sentence that lists them
@@ -40,25 +43,25 @@ class NoRoom(PlanError):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Of a stage, in bytes: what there is, and what units take of it."""
+    """In bytes: what there is, and what units take of it."""
 
-    most: float
+    most: Sequence[float]  # of each stage
     own: Sequence[float]  # of each unit, in any case
     kept: Sequence[float] = ()  # of each unit, for each microbatch in flight; none where nobody knows
     in_flight: Sequence[int] = ()  # of each stage, the most microbatches
 
     def between(self, bounds: Sequence[int]) -> Callable[[int, int, int], float]:
-        """What a stage takes, by its number, between two of the bounds."""
-        own = [0.0, *accumulate(self.own)]
+        """What a stage takes, by its number, between two of the bounds, as a part of what there is for it."""
+        most, own = [max(each, 1.0) for each in self.most], [0.0, *accumulate(self.own)]
         if not self.kept:
-            return lambda stage, a, b: own[bounds[b]] - own[bounds[a]]
+            return lambda stage, a, b: (own[bounds[b]] - own[bounds[a]]) / most[stage]
         kept, in_flight = [0.0, *accumulate(self.kept)], self.in_flight
 
-        def num_bytes(stage: int, a: int, b: int) -> float:
+        def part(stage: int, a: int, b: int) -> float:
             first, last = bounds[a], bounds[b]
-            return own[last] - own[first] + in_flight[stage] * (kept[last] - kept[first])
+            return (own[last] - own[first] + in_flight[stage] * (kept[last] - kept[first])) / most[stage]
 
-        return num_bytes
+        return part
 
 
 def cut_for(spec: JobSpec, inspection: Inspection, r: int, schedule: Schedule | None) -> Cuts:
@@ -66,32 +69,36 @@ def cut_for(spec: JobSpec, inspection: Inspection, r: int, schedule: Schedule | 
     replica = spec.strategy.replica_list[r]
     units, problems = inspection.units_on(replica.device), inspection.cut_problems
     if schedule is not None:
+        numbers = numbers_by_stage(spec.strategy, r, schedule.worker_of)
         room, handovers = _room(spec, inspection, r, schedule), _handovers(spec, inspection, r, schedule)
-        cuts = partition(units, replica.num_stages, replica.split, problems, room, handovers)
-        is_free = replica.split is None and len(schedule.programs) < schedule.num_stages
-        return even_workers(units, cuts, schedule.worker_of, problems, room, handovers) if is_free else cuts
+        slowness = [inspection.slowness_of(replica.device, numbers[stage]) for stage in range(replica.num_stages)]
+        cuts = partition(units, replica.num_stages, replica.split, problems, room, handovers, slowness)
+        is_free = replica.split is None and len(set(numbers.values())) < schedule.num_stages
+        return even_workers(units, cuts, numbers, problems, room, handovers, slowness) if is_free else cuts
     split = replica.split if replica.split is not None else layer_cuts(units, _allowed_cuts(units, problems))
     return partition(units, len(split) + 1, split, problems)
 
 
 def _room(spec: JobSpec, inspection: Inspection, r: int, schedule: Schedule) -> Room | None:
-    """On a GPU, of which each of its stages has as much. Where nobody has looked at what forwards keep, half of it is
+    """On GPUs, of which each of one's stages has as much. Where nobody has looked at what forwards keep, half of it is
     left for that."""
     replica, learns = spec.strategy.replica_list[r], spec.job.mode == "train"
     if replica.device != "gpu" or inspection.device_bytes is None:
         return None
-    units = inspection.units_on("gpu")
-    each = inspection.device_bytes * (replica.gpus or len(schedule.programs)) / replica.num_stages
+    units, stages = inspection.units_on("gpu"), range(replica.num_stages)
+    numbers = numbers_by_stage(spec.strategy, r, schedule.worker_of)
+    sharing = Counter(numbers.values())
+    each = [(inspection.bytes_of_gpu(numbers[stage]) or 0) / sharing[numbers[stage]] for stage in stages]
     own = [float((1 + learns) * unit.parameter_bytes) for unit in units]
     if not learns or not any(unit.kept_bytes for unit in units):
-        return Room(MEMORY_SHARE * each, own)
+        return Room([MEMORY_SHARE * most for most in each], own)
     for parameter in inspection.parameters if spec.strategy.update != "cpu" else ():
         if parameter.trained:
             own[parameter.units[0]] += parameter.state_bytes
     part = part_of_largest(spec, inspection, r)
-    stages = range(replica.num_stages)
     in_flight = [1 if spec.strategy.recompute else schedule.in_flight(stage) for stage in stages]
-    return Room(KERNELS_SHARE * each, own, [part * unit.kept_bytes for unit in units], in_flight)
+    kept = [part * unit.kept_bytes for unit in units]
+    return Room([KERNELS_SHARE * most for most in each], own, kept, in_flight)
 
 
 def _handovers(spec: JobSpec, inspection: Inspection, r: int, schedule: Schedule) -> Handovers:
@@ -101,8 +108,8 @@ def _handovers(spec: JobSpec, inspection: Inspection, r: int, schedule: Schedule
     values, stages = inspection.values_on(replica.device), range(replica.num_stages)
     if replica.device != "gpu":
         return Handovers(values, inspection.copy_seconds(1), 0.0, [True for _ in stages], learns)
-    lines = len(schedule.programs)
-    gpu_of = [schedule.worker_of[stage] * (replica.gpus or lines) // lines for stage in stages]
+    numbers = numbers_by_stage(spec.strategy, r, schedule.worker_of)
+    gpu_of = [numbers[stage] for stage in stages]
     apart, link = [one != other for one, other in pairwise([*gpu_of, -1])], inspection.link_seconds(1)
     return Handovers(values, 0.0 if inspection.peer_access else link, link, apart, learns)
 
@@ -118,13 +125,15 @@ def partition(
     problems: Mapping[int, str] = MappingProxyType({}),
     room: Room | None = None,
     handovers: Handovers | None = None,
+    slowness: Sequence[float] = (),
 ) -> Cuts:
     """(first, last) of each stage, last exclusive, minimising the slowest stage's forward plus backward time, with what
     it takes to pass values on.
 
     No cut falls before a unit that has a problem with it, nor between units that share a buffer. split: the user's own
-    cuts instead, numbers or names. problems: as in Inspection.cut_problems. room: of each stage; where every
-    cut has a stage that takes more, what the largest stage takes is as little as can be. Errors: PlanError.
+    cuts instead, numbers or names. problems: as in Inspection.cut_problems. room: where every cut has a stage that
+    takes more than there is for it, the largest part that one takes is as small as can be. slowness: of each stage's
+    worker, what a unit takes it as a multiple of its own seconds; of equal ones none. Errors: PlanError.
     """
     allowed = _allowed_cuts(units, problems)
     if num_stages > len(allowed) + 1:
@@ -132,14 +141,14 @@ def partition(
     if split is not None:
         return _given_cuts(units, split, allowed, problems)
     bounds = [0, *allowed, len(units)]
-    seconds, last = _seconds_between(units, bounds, handovers), len(bounds) - 1
+    seconds, last = _seconds_between(units, bounds, handovers, slowness), len(bounds) - 1
     cost = seconds
     if room is not None:
-        num_bytes = room.between(bounds)
-        most = max(room.most, _minimax(last, num_stages, num_bytes)[0])
+        part = room.between(bounds)
+        most = max(1.0, _minimax(last, num_stages, part)[0])
 
         def cost(stage: int, a: int, b: int) -> float:
-            return math.inf if num_bytes(stage, a, b) > most else seconds(stage, a, b)
+            return math.inf if part(stage, a, b) > most else seconds(stage, a, b)
 
     _, path = _minimax(last, num_stages, cost)
     return tuple((bounds[a], bounds[b]) for a, b in pairwise(path))
@@ -159,14 +168,18 @@ def _minimax(last: int, num_stages: int, cost: Callable[[int, int, int], float])
 
 
 def _seconds_between(
-    units: Sequence[UnitFacts], bounds: Sequence[int], handovers: Handovers | None
+    units: Sequence[UnitFacts], bounds: Sequence[int], handovers: Handovers | None, slowness: Sequence[float]
 ) -> Callable[[int, int, int], float]:
     """Of a stage, by its number, between two of the bounds."""
     before = [0.0, *accumulate(unit.forward_seconds + unit.backward_seconds for unit in units)]
-    if handovers is None:
-        return lambda stage, a, b: before[bounds[b]] - before[bounds[a]]
-    handing = handovers.between(bounds)
-    return lambda stage, a, b: before[bounds[b]] - before[bounds[a]] + handing(stage, a, b)
+    handing = None if handovers is None else handovers.between(bounds)
+
+    def seconds(stage: int, a: int, b: int) -> float:
+        alone = before[bounds[b]] - before[bounds[a]]
+        computing = alone * slowness[stage] if slowness else alone
+        return computing if handing is None else computing + handing(stage, a, b)
+
+    return seconds
 
 
 def even_workers(
@@ -176,15 +189,16 @@ def even_workers(
     problems: Mapping[int, str] = MappingProxyType({}),
     room: Room | None = None,
     handovers: Handovers | None = None,
+    slowness: Sequence[float] = (),
 ) -> Cuts:
     """Moves one cut after another to its neighbour, as long as that makes the busiest worker faster, or the slowest
     stage where it makes none slower: the best of such moves each time. So it ends in what no one move betters.
-    room, handovers: as of `partition`."""
+    room, handovers, slowness: as of `partition`."""
     bounds = [0, *_allowed_cuts(units, problems), len(units)]
-    between, room = _seconds_between(units, bounds, handovers), room or Room(math.inf, [0.0] * len(units))
-    num_bytes = room.between(bounds)
+    between = _seconds_between(units, bounds, handovers, slowness)
+    part = (room or Room([math.inf] * len(cuts), [0.0] * len(units))).between(bounds)
 
-    def slowness(path: Sequence[int]) -> tuple[float, float]:
+    def slowest(path: Sequence[int]) -> tuple[float, float]:
         stages = [between(stage, a, b) for stage, (a, b) in enumerate(pairwise(path))]
         workers = [0.0] * (1 + max(worker_of.values()))
         for stage, seconds in enumerate(stages):
@@ -195,14 +209,13 @@ def even_workers(
         for place in range(1, len(path) - 1):
             for other in (path[place] - 1, path[place] + 1):
                 before, behind = path[place - 1], path[place + 1]
-                if before < other < behind:
-                    needed = num_bytes(place - 1, before, other), num_bytes(place, other, behind)
-                    if max(needed) <= most:
-                        yield [*path[:place], other, *path[place + 1 :]]
+                is_cut = before < other < behind
+                if is_cut and max(part(place - 1, before, other), part(place, other, behind)) <= most:
+                    yield [*path[:place], other, *path[place + 1 :]]
 
     path: Sequence[int] = [bounds.index(first) for first, _ in cuts] + [len(bounds) - 1]
-    most = max(room.most, *(num_bytes(n, *pair) for n, pair in enumerate(pairwise(path))))
-    while slowness(better := min(moved(path), key=slowness, default=path)) < slowness(path):
+    most = max(1.0, *(part(n, *pair) for n, pair in enumerate(pairwise(path))))
+    while slowest(better := min(moved(path), key=slowest, default=path)) < slowest(path):
         path = better
     return tuple((bounds[a], bounds[b]) for a, b in pairwise(path))
 

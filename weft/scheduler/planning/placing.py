@@ -15,7 +15,7 @@ from weft.scheduler.planning.memory import told_apart
 from weft.scheduler.planning.synchronising import needs_buckets, synchronisation_of
 from weft.spec.replica import Replica
 from weft.spec.strategy import Strategy
-from weft.spec.workers_needed import num_hosts, worker_counts, workers_needed
+from weft.spec.workers_needed import num_hosts, numbers_by_stage, worker_counts, workers_needed
 
 RESIDENT_SHARE = 1 / 8  # of a GPU's free memory, for data: arbitrary; the rest is for what is computed
 
@@ -33,15 +33,15 @@ def place(
     """local: buckets that devices update themselves where the update is balanced. schedules: of each replica; None: as
     the strategy has it. windows: the working window of each replica, where any has one. learns: the job has updates."""
     needed = workers_needed(strategy, inspection.host)
-    next_position = {"cpu": 0, "gpu": needed.get("cpu", 0)}
+    first_position = {"cpu": 0, "gpu": needed.get("cpu", 0)}
     worker_of: dict[Holder, int] = {}
     schedules = tuple(schedules or (scheduled(strategy, replica) for replica in strategy.replica_list))
-    for r, (replica, count) in enumerate(zip(strategy.replica_list, worker_counts(strategy), strict=True)):
-        lines = _lines(schedules[r], len(cuts[r]))
-        for s, line in lines.items():  # neighbours share a worker where there are fewer of these
-            worker_of[Holder(r, s)] = next_position[replica.device] + line * count // (1 + max(lines.values()))
-        next_position[replica.device] += count
-    hosts = range(next_position["cpu"], next_position["cpu"] + num_hosts(strategy))
+    for r, replica in enumerate(strategy.replica_list):
+        for s, number in numbers_by_stage(strategy, r, _lines(schedules[r], len(cuts[r]))).items():
+            worker_of[Holder(r, s)] = first_position[replica.device] + number
+    counts = zip(strategy.replica_list, worker_counts(strategy), strict=True)
+    num_computing = sum(count for replica, count in counts if replica.device == "cpu")
+    hosts = range(num_computing, num_computing + num_hosts(strategy))
     workers = tuple(kind for kind, count in needed.items() for _ in range(count))
     placement = Placement(
         replicas=_replica_plans(strategy, inspection, cuts, windows or [None] * len(cuts)),

@@ -32,6 +32,8 @@ NAMED_MODULES = 3  # of those that depend on the batch; more would not fit a lin
 
 
 def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | None) -> Iterator[str]:
+    if inspection.slowness:
+        yield _slowness_note(inspection)
     if inspection.varying_shapes:
         yield _shapes_note(inspection)
     if spec.strategy.compile:
@@ -57,6 +59,16 @@ def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | No
         yield from _state_note(inspection)
         if inspection.keeps_elsewhere:
             yield f"state: {_ELSEWHERE}, and each replica has it for itself; only one computes what the plain loop does"
+
+
+def _slowness_note(inspection: Inspection) -> str:
+    listed = (
+        f"{slowness:.3g} s on {kind.upper()} worker {number}"
+        for kind, own in inspection.slowness.items()
+        for number, slowness in enumerate(own)
+        if slowness != 1.0
+    )
+    return f"workers: unequal; 1 s of the inspecting one's work takes {', '.join(listed)}"
 
 
 def _shapes_note(inspection: Inspection) -> str:

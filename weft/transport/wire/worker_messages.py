@@ -61,6 +61,7 @@ class _Joined(TypedDict):
     type: str
     link_bytes_per_second: _Rate | None
     device_bytes: _Whole | None
+    probe_seconds: _Seconds | None
 
 
 @with_config(_MESSAGE)

@@ -17,10 +17,12 @@ was lent until a counter in shared memory says that who opened it has closed it 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -35,7 +37,8 @@ CALIBRATIONS = 8  # of the clock; the one that took the host least is the best
 REBASE_MS = 1000.0  # to here a float32 tells less than 0.1 µs
 NUM_NUMBERS = 1024  # places that tasks on their way may be telling numbers in; there are more where that is too few
 LINK_BYTES = 64 << 20  # copied to measure the link: some milliseconds
-LINK_RUNS = 3  # after one that warms up; the fastest counts
+LINK_RUNS = 3  # after one that warms up; the fastest counts, here and of the next
+PROBE_BYTES, PROBE_PARTS = 64 << 20, 4  # of each of two matrices; some ten to hundred milliseconds in all
 RETURN_SECONDS = 5.0  # for those who borrowed memory to let go at a job's end; within what a release may take
 RETURN_INTERVAL = 0.005  # between looks at their counters, which wake nobody
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every context, not only the first that asks
@@ -120,6 +123,12 @@ class CudaDevice(Launcher, Accelerator):
         del host, own
         torch.cuda.empty_cache()
         return LINK_BYTES / slowest
+
+    def probe_seconds(self) -> float | None:
+        seconds = min(self.timed(work)[0] for work in repeat(_probe_on(self.torch), 1 + LINK_RUNS))
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        return seconds
 
     def capacity_bytes(self) -> int | None:
         free, _ = torch.cuda.mem_get_info()
@@ -250,6 +259,18 @@ class CudaDevice(Launcher, Accelerator):
 
 def _launch_copy(target: torch.Tensor, source: torch.Tensor) -> None:
     target.copy_(source, non_blocking=True)
+
+
+def _probe_on(device: torch.device) -> Act:
+    side = math.isqrt(PROBE_BYTES // 4)
+    factor, passed = (torch.ones(side, side, device=device) for _ in range(2))
+
+    def work() -> None:
+        for _ in range(PROBE_PARTS):
+            torch.mm(factor, factor)
+            torch.add(passed, factor, out=passed)
+
+    return work
 
 
 def _copy_seconds(target: torch.Tensor, source: torch.Tensor) -> float:

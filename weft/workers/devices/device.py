@@ -113,6 +113,9 @@ class Life(Protocol):
     def link_bytes_per_second(self) -> float | None:
         """Of copies to the device and from it, the slower of the two; None where both memories are one."""
 
+    def probe_seconds(self) -> float | None:
+        """That a fixed piece of work takes: products of matrices and passes over memory. None on the host's cores."""
+
     def capacity_bytes(self) -> int | None:
         """Of the device's memory, what is free for jobs; None where that is the host's."""
 

@@ -24,6 +24,7 @@ from typing import Any, Final
 import torch
 
 import weft
+from weft.machine.facts import core_speeds
 from weft.spec.job_spec import JobSpec
 from weft.workers.devices.device import Device
 from weft.workers.inspection.kept_inspections import KeptInspections
@@ -70,7 +71,7 @@ class Known:
         key = fingerprint(
             _versions(),
             _machine(),
-            (_name_of(device), torch.get_num_threads(), len(os.sched_getaffinity(0))),
+            (_name_of(device), torch.get_num_threads(), *_cores()),
             (spec.directory, spec.job.model_dump(include=_OF_TRAINING), strategies),
             (workload, sizes, digests),
             _first_batch(workload, batches, max(sizes)),
@@ -95,6 +96,17 @@ NOTHING: Final = Known()
 def _name_of(device: Device) -> str:
     is_gpu = device.torch.type == "cuda"
     return torch.cuda.get_device_name(device.torch) if is_gpu else type(device).__name__
+
+
+def _cores() -> tuple[int, float]:
+    """How many this process may use, and the speed of the slowest."""
+    usable = os.sched_getaffinity(0)
+    return len(usable), min(_speeds().get(core, 1.0) for core in usable)
+
+
+@functools.cache
+def _speeds() -> dict[int, float]:
+    return core_speeds(range(os.cpu_count() or 1))
 
 
 def _first_batch(workload: Workload, batches: Batches, size: int) -> object:

@@ -159,7 +159,8 @@ class _Worker:
     def _join(self) -> None:
         threading.Thread(target=self._connection.listen, args=(self._route,), name="control", daemon=True).start()
         link, capacity = self._device.link_bytes_per_second(), self._device.capacity_bytes()
-        self._send({"type": "joined", "link_bytes_per_second": link, "device_bytes": capacity})
+        about = {"type": "joined", "link_bytes_per_second": link, "device_bytes": capacity}
+        self._send({**about, "probe_seconds": self._device.probe_seconds() if self._config.unlike else None})
 
     def _guarded(self, handle: Any, message: Message) -> bool:
         """As `_guard`, with what user code prints."""

@@ -11,6 +11,7 @@ class WorkerConfig:
     lane: str  # that runs in the main thread
     device: str  # "cpu", "stand-in", or the uuid of a GPU
     threads: int
+    unlike: bool  # the crew has GPUs of other models
     cores: tuple[int, ...]  # to run on; empty for any
     spin_seconds: float  # see Board
     stamps: bool  # see Account

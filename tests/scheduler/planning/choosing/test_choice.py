@@ -83,6 +83,7 @@ def auto(spec_of: SpecOf) -> Callable[..., JobSpec]:
     speedup=st.floats(0.7, 4.0),
     workers=st.integers(1, 2),
     recompute=st.booleans(),
+    slowness=st.sampled_from([1.0, 0.5, 2.5]),
 )
 def test_the_choice_is_the_fastest_of_all_and_pruning_loses_nothing(
     measured: Callable[..., Inspection],
@@ -91,8 +92,11 @@ def test_the_choice_is_the_fastest_of_all_and_pruning_loses_nothing(
     speedup: float,
     workers: int,
     recompute: bool,
+    slowness: float,
 ) -> None:
-    inspection = measured(seconds, workers=workers, speedup=speedup)
+    """slowness: of the second worker."""
+    unequal = {} if slowness == 1.0 else {"cpu": (1.0, slowness)[:workers]}
+    inspection = measured(seconds, workers=workers, speedup=speedup, slowness=unequal)
     spec = auto(recompute=recompute)
     everyone = consider(spec, inspection, make, prunes=False)
     simulated = [each.seconds for each in everyone if each.seconds is not None]

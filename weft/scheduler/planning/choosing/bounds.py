@@ -63,9 +63,11 @@ def _replicas(spec: JobSpec, inspection: Inspection) -> Iterator[tuple[Schedule 
     strategy = spec.strategy
     sized, known = fitted(inspection, spec), inspection.with_threads(threads_of(strategy, inspection.host))
     lines = lines_of_units(spec, known)
+    least = {device: min((1.0, *known.slowness.get(device, ()))) for device in ("cpu", "gpu")}
     for r, replica in enumerate(strategy.replica_list):
         schedule = scheduled(strategy, replica)
-        yield schedule, _Stages(spec, replica.device, cut_for(spec, sized, r, schedule), lines)
+        cuts = cut_for(spec, sized, r, schedule)
+        yield schedule, _Stages(spec, replica.device, cuts, lines, least[replica.device])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class _Stages:
     device: str
     cuts: Cuts
     lines: Mapping[tuple[str, Kind], Sequence[Line]]
+    slowness: float  # of the fastest worker, at most 1
 
     def work(self, schedule: Schedule | None, sizes: Sequence[int]) -> list[float]:
         """Of each lane: of a CPU worker, of a stage on a GPU, or of a working window's layers together."""
@@ -102,7 +105,7 @@ class _Stages:
     def _seconds(self, kind: Kind, stage: int, size: int) -> float:
         first, last = self.cuts[stage]
         again = KINDS[kind].hands_back and self.spec.strategy.recompute
-        return TASK_SECONDS[kind] + sum(
+        return TASK_SECONDS[kind] + self.slowness * sum(
             self.lines[self.device, each][unit].at(size)
             for each in ((Kind.FORWARD, kind) if again else (kind,))
             for unit in range(first, last)

@@ -112,7 +112,7 @@ class _Stages:
     def _units(self, task: Task, kind: Kind) -> float:
         """What the inspection says of it, of that part of its work."""
         size = self._job.samples(task)
-        return sum(
+        return self._job.slowness(task, self._inspection) * sum(
             self._lines["cpu", each][unit].at(size)
             for each in self._job.computed(task)
             if (each is Kind.FORWARD) == (kind is Kind.FORWARD)
