@@ -7,7 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,18 @@ def test_the_page_has_a_section_for_each_part_and_a_line_for_each_check(home: Pa
     assert "findings" in sections
     assert all(preset in page for preset in PRESETS)
     assert "\x1b" not in page
+
+
+def test_the_page_tells_slower_cores_apart() -> None:
+    """By which a job's stages are cut."""
+    facts: Facts = _SOUND["SOUND"]
+    speeds = {cpu: 1.0 if cpu < 4 else 0.625 for cpu in range(8)}
+    facts = replace(facts, machine=replace(facts.machine, core_speeds=speeds))
+    stream = StringIO()
+    doctor_page(make_console(stream), facts, findings(facts))
+    assert [" ".join(line.split()) for line in stream.getvalue().splitlines() if "speed" in line] == [
+        "speed 0.62 processors 4 5 6 7, of the fastest ones' 1"
+    ]
 
 
 def test_the_json_has_the_facts_and_findings_and_nothing_else_is_on_stdout(home: Path) -> None:

@@ -57,6 +57,9 @@ def _machine(facts: Facts) -> dict[str, str]:
         f"{counted(len(machine.cpus), 'thread')} of {machine.num_online}",
         "last cache": size(machine.last_cache_bytes),
     }
+    for speed in sorted({speed for speed in machine.core_speeds.values() if speed < 1.0}, reverse=True):
+        slower = (cpu for cpu in machine.cpus if machine.core_speeds.get(cpu) == speed)
+        rows[f"speed {speed:.2f}"] = f"processors {' '.join(map(str, slower))}, of the fastest ones' 1"
     for node in machine.nodes:
         cpus = " ".join(map(str, node.cpus)) or "none of ours"
         rows[f"NUMA node {node.index}"] = f"{size(node.total_bytes)}, processors {cpus}"
