@@ -352,6 +352,12 @@ def processes_of(daemon: RealDaemon) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
+def test_loaders_take_no_core_from_who_computes(daemon: RealDaemon) -> None:
+    policies = {worker: os.sched_getscheduler(pid) for worker, pid in daemon.worker_pids().items()}
+    assert {policy for worker, policy in policies.items() if worker.startswith("loader")} == {os.SCHED_BATCH}
+    assert {policy for worker, policy in policies.items() if worker.startswith("cpu")} == {os.SCHED_OTHER}
+
+
 def test_bytes_that_the_jobs_code_writes_are_in_its_log(daemon: RealDaemon) -> None:
     source = LINE.replace('print("this is", marker)', "import sys; sys.stdout.buffer.write(b'bytes of a job\\n')")
     result = daemon.run(daemon.spec(source))

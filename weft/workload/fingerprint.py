@@ -206,7 +206,7 @@ class _Walk:
         file = getattr(module, "__file__", None)
         if module is None or file is None:
             return module is not None and module.__name__ == "__main__"
-        if not is_installed(Path(file).resolve()):
+        if not _is_installed(file):
             return module.__name__.partition(".")[0] != "weft"
         for path in (file, getattr(sys.modules.get(module.__name__.partition(".")[0]), "__file__", None)):
             if path is not None and Path(path).exists():
@@ -230,3 +230,8 @@ def _of_cell(cell: Any) -> tuple[object, ...]:
         return (cell.cell_contents,)
     except ValueError:  # it is empty
         return ()
+
+
+@functools.cache
+def _is_installed(file: str) -> bool:
+    return is_installed(Path(file).resolve())

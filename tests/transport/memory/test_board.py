@@ -163,6 +163,18 @@ def test_what_is_there_already_is_not_waited_for(words: torch.Tensor) -> None:
     board.wait(1, -2)
 
 
+def test_who_waits_for_one_that_wants_a_core_does_not_spin(
+    words: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board, spun = Board(words, spin_seconds=30.0), list[int]()
+    monkeypatch.setattr(Board, "_spin", lambda _, word, iteration: spun.append(word) or True)
+    board.post(0, 3)
+    board.wait(0, 3, spins=False)
+    assert spun == []
+    board.wait(0, 3)
+    assert spun == [1]
+
+
 @pytest.mark.parametrize("spin_seconds", [0.0, 1e-3, 30.0], ids=["sleeps", "spins, then sleeps", "spins"])
 @pytest.mark.parametrize("can_wait_for_several", [True, False])
 def test_of_several_words_the_one_that_comes_ends_the_wait(

@@ -67,6 +67,7 @@ class Stand:
         self.device = device
         self.attempt = Attempt()
         self.inbox: Inbox = queue.SimpleQueue()
+        self.spins: list[bool] = []  # of the lane's waits, once they are told
         self.reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.ran: list[tuple[int, int]] = []
         self.error: BaseException | None = None
@@ -124,9 +125,10 @@ class Stand:
         told: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         wait = self.attempt.board.wait
 
-        def told_wait(task: int, iteration: int) -> None:
+        def told_wait(task: int, iteration: int, *, spins: bool = True) -> None:
+            self.spins.append(spins)
             told.put((task, iteration))
-            wait(task, iteration)
+            wait(task, iteration, spins=spins)
 
         self.attempt.board.wait = told_wait  # type: ignore[method-assign]
         return told
@@ -218,6 +220,18 @@ def test_a_loader_that_has_to_wait_sleeps_until_it_has_several_batches_to_load(s
     stand.count(12)
     assert [number for number, _ in stand.ran] == list(range(12))
     assert waits.empty()
+
+
+@pytest.mark.parametrize("device", ["host"], indirect=True)
+@pytest.mark.parametrize(("cause", "spins"), [("data", False), ("activation", True), ("update", True)])
+def test_a_lane_leaves_a_loader_the_core_that_it_needs(stand: Stand, cause: str, spins: bool) -> None:
+    waits = stand.tell_waits()
+    stand.begin(stand.operation(1, waits=((ELSEWHERE, 0, cause),)))
+    stand.inbox.put([(0, [1])])
+    assert waits.get(timeout=SOON) == (ELSEWHERE, 0)
+    stand.attempt.board.post(ELSEWHERE, 0)
+    stand.count(1)
+    assert stand.spins == [spins]
 
 
 @pytest.mark.parametrize(("distance", "beyond"), [(1, 0), (2, 0), (3, 0), (4, 1), (8, 3), (9, 3)])

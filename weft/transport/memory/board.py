@@ -128,10 +128,11 @@ class Board:
         """As `post`, for a task that no other lane waits for."""
         self.words[1 + task] = iteration
 
-    def wait(self, task: int, iteration: int) -> None:
-        """Returns once the task has finished the iteration. Errors: Aborted."""
+    def wait(self, task: int, iteration: int, *, spins: bool = True) -> None:
+        """Returns once the task has finished the iteration. spins: False where who is waited for wants a core. Errors:
+        Aborted."""
         words, word = self.words, 1 + task
-        if self._spin(word, iteration):
+        if spins and self._spin(word, iteration):
             return
         while (seen := words[word]) < iteration:
             if words[EPOCH] == ABORTED:

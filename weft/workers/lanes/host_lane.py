@@ -10,6 +10,7 @@ from weft.workers.lanes.lane import LaneLoop
 from weft.workers.lanes.operation import Operation
 
 _SNAPSHOT = MODE_INDEX["snapshot"]
+_DATA = MODE_INDEX["stall_data"]  # which comes from a loader, that has no core of its own
 
 
 class HostLane(LaneLoop):
@@ -33,7 +34,7 @@ class HostLane(LaneLoop):
             for source, distance, stall in operation.waits_in(iteration):
                 if words[1 + source] < index - distance:
                     self._awaited = source
-                    board.wait(source, index - distance + operation.rested(distance))
+                    board.wait(source, index - distance + operation.rested(distance), spins=stall != _DATA)
                     self._awaited = None
                     account.row(stall, task, index, source, time.monotonic_ns())
             if operation.finish_copies is not None and (copied := operation.finish_copies()) is not None:

@@ -61,8 +61,7 @@ from weft.workload.workload import asks_to_stop
 
 def run_worker(connection: socket.socket, config: WorkerConfig, modules: frozenset[str], spares: Spares) -> None:
     """The body of a worker process: never returns before the daemon closes the connection. modules: as in Footprint."""
-    if config.cores:
-        os.sched_setaffinity(0, config.cores)
+    config.take_cores()
     torch.set_num_threads(config.threads)
     os.environ["WEFT_WORKER"] = config.worker  # for the job's code
     answer_with_stacks()

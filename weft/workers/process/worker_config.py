@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import dataclass
 
 
@@ -19,3 +21,11 @@ class WorkerConfig:
     authkey: bytes
     compiled: str  # the directory of what is compiled
     inspections: str | None = None  # the directory of what was found out about jobs; None where that is not kept
+
+    def take_cores(self) -> None:
+        """This process, before it starts threads."""
+        if self.cores:
+            os.sched_setaffinity(0, self.cores)
+        if self.lane == "load":
+            with contextlib.suppress(OSError):  # what is loaded ahead takes no core from a lane that computes
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -1,0 +1,57 @@
+"""What a job file may say, all of it at once and by chance, computes what the plain loop computes; with a worker killed
+on the way, too. What the planner refuses it refuses with the remedy."""
+
+from __future__ import annotations
+
+import os
+import random
+import runpy
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.reference import loop as reference
+
+HERE = Path(__file__).parent
+_REPLICAS = runpy.run_path(str(HERE / "test_replicas.py"))
+check, steps_of, FLOAT64 = (_REPLICAS[name] for name in ("check", "steps_of", "FLOAT64"))
+any_job = runpy.run_path(str(HERE.parent / "any_jobs.py"))["any_job"]
+CLASSES = runpy.run_path(str(HERE / "test_any_model.py"))["IN_FLOAT64"]
+MODELS = [name for name in runpy.run_path(str(HERE / "replica_jobs.py"))["MODELS"] if name != "pausing"]
+
+NUM_JOBS, JOBS_OF_A_DAY = 400, 10
+MOST_SECONDS = 0.6  # some jobs are over by then, and others are still inspected
+
+
+def kill_a_worker(machine: Any, job: str, chance: random.Random) -> None:
+    """One that has the job after a while, if any still has it; the crew has another one soon."""
+    time.sleep(chance.random() * MOST_SECONDS)
+    pids = machine.worker_pids()
+    held = [worker for worker in machine.client.show(job).get("workers") or () if worker in pids]
+    if held:
+        with suppress(ProcessLookupError):
+            os.kill(pids[chance.choice(held)], signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.pairs(NUM_JOBS // JOBS_OF_A_DAY, number=range(NUM_JOBS))
+def test_any_job_computes_what_the_plain_loop_computes_or_is_refused_with_the_remedy(machine: Any, number: int) -> None:
+    chance, spec = random.Random(-number), any_job(number, MODELS, CLASSES)
+    job = machine.submit(spec)
+    if chance.random() < 0.5:
+        kill_a_worker(machine, job, chance)
+    result = machine.client.wait(job, timeout=_REPLICAS["SECONDS"])
+    if result["state"] == "failed" and result["reason"] == "invalid-plan":
+        assert "; " in result["error"], result["error"]
+        return
+    assert result["state"] == "completed", machine.log_of(job)
+    expected = reference.train(spec)
+    if spec.job.mode == "train":
+        check(result, expected, 1000 * FLOAT64, 1.0)
+        return
+    measured = [row["measured"] for row in steps_of(result)]
+    assert measured == [pytest.approx(means, rel=1000 * FLOAT64, abs=0) for means in expected.measured]
