@@ -3,6 +3,7 @@ on the way, too. What the planner refuses it refuses with the remedy."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import runpy
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from weft.reference import loop as reference
+from weft.spec.job_spec import JobSpec
 
 HERE = Path(__file__).parent
 _REPLICAS = runpy.run_path(str(HERE / "test_replicas.py"))
@@ -37,6 +39,12 @@ def kill_a_worker(machine: Any, job: str, chance: random.Random) -> None:
             os.kill(pids[chance.choice(held)], signal.SIGKILL)
 
 
+def as_chosen(spec: JobSpec, run_dir: Path) -> JobSpec:
+    """With the strategy that the planner has come to, where that was left to it."""
+    chosen = run_dir / "strategy.json"
+    return JobSpec.parse(spec.to_wire() | {"strategy": json.loads(chosen.read_text())}) if chosen.exists() else spec
+
+
 @pytest.mark.slow
 @pytest.mark.pairs(NUM_JOBS // JOBS_OF_A_DAY, number=range(NUM_JOBS))
 def test_any_job_computes_what_the_plain_loop_computes_or_is_refused_with_the_remedy(machine: Any, number: int) -> None:
@@ -49,7 +57,7 @@ def test_any_job_computes_what_the_plain_loop_computes_or_is_refused_with_the_re
         assert "; " in result["error"], result["error"]
         return
     assert result["state"] == "completed", machine.log_of(job)
-    expected = reference.train(spec)
+    expected = reference.train(as_chosen(spec, Path(result["run_dir"])))
     if spec.job.mode == "train":
         check(result, expected, 1000 * FLOAT64, 1.0)
         return
