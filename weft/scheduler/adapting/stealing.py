@@ -228,13 +228,14 @@ class Stealing(Policy[ReplicaMeasurement]):
             if seconds is not None:
                 taker.seconds.append(seconds)
         for replica, taker in enumerate(self._takers):
-            if not taker.off and taker.idle >= IDLE_ITERATIONS and (own := taker.seconds_per_microbatch()):
-                taker.off = True
-                rates = [1 / s for t in self._takers if not t.off and (s := t.seconds_per_microbatch())]
-                fixed = measured.fixed_seconds
-                return Verdict(
-                    replica=replica, with_seconds=own + fixed, without_seconds=self._count / sum(rates) + fixed
-                )
+            if taker.off or taker.idle < IDLE_ITERATIONS or not (own := taker.seconds_per_microbatch()):
+                continue
+            others = (other for other in self._takers if other is not taker and not other.off)
+            rates = [1 / seconds for other in others if (seconds := other.seconds_per_microbatch())]
+            if rates:  # else nobody is known who would do its part
+                taker.off, fixed = True, measured.fixed_seconds
+                without = self._count / sum(rates) + fixed
+                return Verdict(replica=replica, with_seconds=own + fixed, without_seconds=without)
         return None
 
 
