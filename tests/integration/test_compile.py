@@ -45,7 +45,7 @@ def graphs_in(directory: Path) -> set[str]:
 
 @pytest.mark.slow(seconds=45)
 @pytest.mark.filterwarnings("ignore")  # torch's own, where it compiles
-@pytest.mark.pairs(4, name=("rows", "attends"), recompute=(False, True))
+@pytest.mark.pairs(8, name=("rows", "attends"), recompute=(False, True))
 def test_compiled_units_give_the_result_of_the_plain_loop_that_compiles_them_and_are_compiled_once(
     compiling: tuple[RealDaemon, Path], name: str, recompute: bool
 ) -> None:

@@ -175,7 +175,7 @@ def test_after_a_killed_worker_a_job_goes_on_from_its_snapshot(
 
 
 @pytest.mark.slow(seconds=7)
-@pytest.mark.pairs(12, strategy=tuple(STRATEGIES), moment=range(4), spares=(False, True))
+@pytest.mark.pairs(24, strategy=tuple(STRATEGIES), moment=range(4), spares=(False, True))
 def test_so_does_one_whose_snapshots_are_copied_beside_its_lanes(
     daemon: Any, strategy: str, moment: int, spares: bool
 ) -> None:
