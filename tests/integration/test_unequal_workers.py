@@ -89,7 +89,7 @@ def running() -> Iterator[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(3, schedule=("1f1b", "zero-bubble", "measured"))
+@pytest.mark.pairs(schedule=("1f1b", "zero-bubble", "measured"))
 def test_the_worker_on_slower_cores_has_fewer_units(running: Any, schedule: str) -> None:
     spec = running.spec(RESTING, strategy={"stages": 2, "microbatches": 4, "schedule": schedule})
     result = running.run(spec)
