@@ -238,6 +238,7 @@ class _Worker:
         reset_peak()
         self._device.reset_peak()
         spec = self._enter(message)
+        self._config.take_turns(is_ahead=view.share != "stealing")  # by which who has what is known late
         if view.programs:
             self._compute_on(message["cores"], message["threads"])
             if self._kept is None or not self._kept.goes_on(message):

@@ -26,6 +26,9 @@ class WorkerConfig:
         """This process, before it starts threads."""
         if self.cores:
             os.sched_setaffinity(0, self.cores)
+
+    def take_turns(self, *, is_ahead: bool) -> None:
+        """This thread, with those that want the same cores. is_ahead: nobody waits for what a loader loads."""
         if self.lane == "load":
-            with contextlib.suppress(OSError):  # what is loaded ahead takes no core from a lane that computes
-                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            with contextlib.suppress(OSError):  # it takes no core from a lane that computes
+                os.sched_setscheduler(0, os.SCHED_BATCH if is_ahead else os.SCHED_OTHER, os.sched_param(0))
