@@ -8,7 +8,6 @@ import os
 import random
 import runpy
 import signal
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,18 +19,26 @@ from weft.spec.job_spec import JobSpec
 
 HERE = Path(__file__).parent
 _REPLICAS = runpy.run_path(str(HERE / "test_replicas.py"))
+until = _REPLICAS["until"]
 check, steps_of, FLOAT64 = (_REPLICAS[name] for name in ("check", "steps_of", "FLOAT64"))
 any_job = runpy.run_path(str(HERE.parent / "any_jobs.py"))["any_job"]
 CLASSES = runpy.run_path(str(HERE / "test_any_model.py"))["IN_FLOAT64"]
 MODELS = [name for name in runpy.run_path(str(HERE / "replica_jobs.py"))["MODELS"] if name != "pausing"]
 
 NUM_JOBS, JOBS_OF_A_DAY = 200, 10
-MOST_SECONDS = 0.6  # some jobs are over by then, and others are still inspected
+STEPS = (0, 0, 1, 4, 12)  # at which workers are killed: some jobs are over by then, and others still inspected
 
 
 def kill_a_worker(machine: Any, job: str, chance: random.Random) -> None:
-    """One that has the job after a while, if any still has it; the crew has another one soon."""
-    time.sleep(chance.random() * MOST_SECONDS)
+    """One that has the job once it has come to a step, if any still has it; the crew has another one soon."""
+    step = chance.choice(STEPS)
+
+    def has_come() -> bool:
+        shown = machine.client.show(job)
+        is_over = shown["state"] in ("completed", "failed", "cancelled")
+        return is_over or bool(shown.get("workers") and shown["step"] >= step)
+
+    until(has_come, f"step {step} of {job}")
     pids = machine.worker_pids()
     held = [worker for worker in machine.client.show(job).get("workers") or () if worker in pids]
     if held:
