@@ -18,6 +18,7 @@ RealDaemon = _REAL["RealDaemon"]
 
 CPU, GPU = {"device": "cpu"}, {"device": "gpu"}
 ASLEEP = 0.02  # seconds that a unit takes on a device: what is to be measured, not waited for
+LITTLE = 0.2  # of an iteration: more than a busy machine adds to one time and not to another
 
 # On a device's worker the first unit takes its time; on a CPU worker it does not run, if there is to be none.
 SOURCE = f"""
@@ -85,8 +86,10 @@ def test_what_the_host_would_bring_is_told_of_a_plan_and_before_a_run(daemon: An
     told = json.loads(daemon.weft("plan", daemon.spec_file(spec), "--json").stdout)["roles"]
     brings = {each["role"]: each["brings"] for each in told["roles"]}
     assert told["predicted_iteration_seconds"] >= ASLEEP
-    assert told["best"] == "second job", "a call takes as long for half of the samples"
-    assert brings["replica"] < 0.02 < 0.2 < told["at_most"] < 0.8, "the worker that inspects sleeps on both"
+    # Which of several that bring little is best is up to the machine's other work; `test_roles.py` has the rule.
+    assert brings["replica"] < LITTLE < told["at_most"] < 0.8, "a call takes as long for half of the samples, on both"
+    assert brings["updater"] < LITTLE
+    assert told["best"] == "second job" or brings[told["best"]] < LITTLE
     run = daemon.run(spec)
     line = next(line for line in daemon.log_of(run["job"]).splitlines() if "cpu: beside one GPU (" in line)
     assert line.endswith("as loader 0.0 %; `weft plan` measures the replica and the updater and the second job")
