@@ -33,6 +33,7 @@ class UnitFacts:
     # It writes to its input, or keeps it; cut by calls, any value of another unit's, or the batch. Or a gradient does.
     in_place: bool = False
     carries_state: bool = False  # in training its forward computes with buffers that a forward has changed
+    backward_changes: str | None = None  # the name of a parameter or buffer that its backward changes, too
     state: tuple[str, ...] = ()  # of a model cut by its own forward, names of the parameters and buffers that it uses
     repeated: tuple[str, ...] = ()  # of the first unit of such a model, modules that no stage begins with: called again
     given: tuple[tuple[int, str], ...] = ()  # of such a model, to the call with which it begins: as in Border

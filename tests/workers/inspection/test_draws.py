@@ -150,10 +150,15 @@ def test_cuts_that_other_left_out_blocks_break_are_refused_with_what_to_do(draw:
 
 
 def test_the_runs_that_a_cut_is_tried_with_leave_out_each_block_that_some_run_leaves_out() -> None:
-    every = frozenset(range(6))
+    every, nothing = frozenset(range(6)), frozenset[str]()
     called = {1: every - {0, 1}, 2: every - {2}, 3: every, 4: every - {0}, 5: every - {1, 2}}
-    assert telling(called) == [3, 1, 2]
-    assert telling({1: every, 2: every}) == [1]
-    assert telling({1: every - {0}, 2: every - {1}}) == [1, 2]
-    single = {run: every - {run} for run in every}
-    assert len(telling(single)) == 1 + MAX_PROVEN
+    assert telling({run: (calls, nothing) for run, calls in called.items()}) == [3, 1, 2]
+    assert telling({1: (every, nothing), 2: (every, nothing)}) == [1]
+    assert telling({1: (every - {0}, nothing), 2: (every - {1}, nothing)}) == [1, 2]
+    assert len(telling({run: (every - {run}, nothing) for run in every})) == 1 + MAX_PROVEN
+
+
+def test_and_each_line_that_some_run_leaves_out_but_they_begin_with_the_one_that_calls_most() -> None:
+    calls, lines = frozenset({1, 2}), frozenset({"add", "mul"})
+    assert telling({1: (calls, lines), 2: (calls, lines - {"add"}), 3: (calls, lines)}) == [1, 2]
+    assert telling({1: (calls - {2}, lines), 2: (calls, frozenset())}) == [2, 1]

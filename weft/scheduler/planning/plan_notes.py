@@ -7,6 +7,7 @@ changed, and trained              where the host's own tensor is trained     ref
 with a hook behind its `grad`     as in the plain loop                       refused: it would see a part
 changed under recompute           refused: changed twice                     refused
 kept where nobody knows of it     refused under recompute                    told in a note
+changed by backward, too          refused where another forward is between   refused likewise
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from collections.abc import Container, Iterator, Sequence
 from weft.plan.division import divide
 from weft.plan.inspection import Inspection
 from weft.plan.itinerary import Itinerary
-from weft.plan.placement import Placement
+from weft.plan.kinds import Kind
+from weft.plan.placement import Cuts, Placement
 from weft.plan.plan import Plan
+from weft.plan.schedules.schedule import Schedule
 from weft.scheduler.planning.memory import snapshot_bytes
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.placing import why_not_resident
 from weft.spec.job_spec import JobSpec
+from weft.spec.schedule_text import schedule_title
 from weft.spec.strategy import Strategy
 
 _ELSEWHERE = (
@@ -213,6 +217,42 @@ def _why_not_changed(strategy: Strategy, name: str, *, trained: bool) -> str | N
             "replica on the CPU without staleness"
         )
     return None
+
+
+def check_backward_changes(
+    spec: JobSpec, inspection: Inspection, cuts: Sequence[Cuts], schedules: Sequence[Schedule | None]
+) -> None:
+    """In the plain loop what a microbatch's backward changes stands when the next one's forward begins. schedules: of
+    each replica; None: layers take turns. Errors: PlanError."""
+    strategy = spec.strategy
+    replicas = zip(strategy.replica_list, strategy.staleness_list, cuts, schedules, strict=True)
+    for replica, staleness, stages, schedule in replicas if spec.job.mode == "train" else ():
+        for stage, (first, last) in enumerate(stages):
+            units = inspection.units_on(replica.device)[first:last]
+            unit = next((each for each in units if each.backward_changes is not None), None)
+            if unit is None:
+                continue
+            count = replica.microbatches or strategy.microbatches
+            at_once = count if schedule is None else schedule.in_flight(stage)
+            is_split = schedule is not None and any(each.kind is Kind.INPUT for each in schedule.passes(stage))
+            if replica.device != "cpu" or staleness:
+                why = (
+                    "a replica on a device, or a stale one, shows others what its forwards have left; train on the CPU "
+                    "without staleness"
+                )
+            elif at_once > 1 or is_split:
+                what = f"{at_once} microbatches at once there" if at_once > 1 else "a backward in two parts"
+                why = (
+                    "in the plain loop the next microbatch's forward comes behind it, and strategy.schedule = "
+                    f"{schedule_title(strategy.schedule)!r} has {what}; use schedule = 'model-parallel'"
+                )
+            else:
+                continue
+            raise PlanError(
+                f"backward of {unit.name or 'the model'} ({unit.kind}) changes {unit.backward_changes!r:.80}, as "
+                f"forward does (torch.utils.checkpoint computes that again), and {why}, or strategy.recompute = true "
+                "in the place of the model's own checkpoints"
+            )
 
 
 def check_sparse(strategy: Strategy, inspection: Inspection, placement: Placement) -> None:

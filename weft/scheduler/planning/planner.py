@@ -42,7 +42,13 @@ from weft.scheduler.planning.memory import (
 from weft.scheduler.planning.outlook import gradient_milestones
 from weft.scheduler.planning.partition import PlanError, cut_for, within_layers
 from weft.scheduler.planning.placing import place, scheduled
-from weft.scheduler.planning.plan_notes import changing_in, check_changes, check_sparse, plan_notes
+from weft.scheduler.planning.plan_notes import (
+    changing_in,
+    check_backward_changes,
+    check_changes,
+    check_sparse,
+    plan_notes,
+)
 from weft.scheduler.planning.resized import fitted
 from weft.scheduler.planning.rings import make_rings
 from weft.scheduler.planning.simulator import SimulationError, simulate
@@ -133,6 +139,7 @@ def _made(
 
         def ordered(schedules: Schedules) -> Plan:
             _check_whole(spec.strategy, schedules)
+            check_backward_changes(spec, inspection, cuts, schedules)
             return _plan(spec, inspection, cuts, schedules, windows, shared_bytes_free, host_bytes_free)
 
         strategy = spec.strategy

@@ -89,6 +89,7 @@ class _Unit(TypedDict):
     late: NotRequired[list[str]]
     instead: NotRequired[list[_Names]]
     carries_state: bool
+    backward_changes: NotRequired[str | None]
     kept_bytes: NotRequired[_Whole]
     small_forward_seconds: _Seconds
     small_backward_seconds: _Seconds

@@ -26,7 +26,7 @@ from weft.workers.devices.device import Device
 from weft.workers.inspection.cut_proof import MAX_TRIES, CutProof, Whole, evaluating, telling, told_of_a_draw
 from weft.workers.inspection.cut_trial import CutTrial, attributes_of, others_of, put_back, run_as_it_is
 from weft.workers.inspection.looked_at import LookedAt
-from weft.workers.inspection.ran import Ran, Ties, TrialOutcome, first_batch, value_facts
+from weft.workers.inspection.ran import Ran, StateBefore, Ties, TrialOutcome, first_batch, value_facts
 from weft.workers.inspection.times import TIMED_RUNS, Times, between, fastest, note, note_split, repeated
 from weft.workers.inspection.unit_facts import SMALL_RUNS, blank_facts, carried, keeps, size_of_small, tried
 from weft.workload.cutting.calls import SeededCalls
@@ -108,6 +108,7 @@ class CutInspection:
         self._step = training_step(workload) if self._learns else validation_step(workload)
         self._kept = {name: buffer.clone() for name, buffer in workload.model.named_buffers()}  # for each run
         self._changing: Sequence[str] = ()  # parameters that the step changes by itself
+        self._backward_changes: list[str] = []  # parameters and buffers
         self._built = {name for name, _ in named_tensors(workload.model)}  # forward may register others
         self._microbatch = 0  # in the key of random numbers
         self._other_draws: list[int] = []  # numbers of microbatches that leave out other blocks
@@ -204,23 +205,27 @@ class CutInspection:
     def _ran(self, recorded: Recorded, recording: StepRecording) -> Whole:
         values = self._results(recorded.result)
         if self._learns:
+            before = StateBefore(self._model)
             with recording.installed_again(self._seed):
                 torch.autograd.backward(values["loss"])
+            self._backward_changes += before.changed()
         outcome = TrialOutcome.of(self._model, values, self._changing, learns=self._learns)
         self._restore()
         return Whole(self._step, self._largest, outcome, learns=self._learns)
 
     def _fullest(self) -> tuple[Recorded, StepRecording]:
-        """Of a few runs the one that calls most, where modules are left out at random."""
+        """Of a few runs the one that calls most, where modules or lines are left out at random."""
         found = self._record(self._step, self._largest)
         if not found[0].varies or not self._spec.strategy.may_be_cut:
             return found
         del found  # and what it has for a backward
-        called = {}
+        done = {}
         for self._microbatch in range(1, MAX_TRIES + 1):
             self._restore()
-            called[self._microbatch] = self._record(self._step, self._largest)[0].called
-        self._microbatch, *self._other_draws = telling(called)
+            recorded, _ = self._record(self._step, self._largest)
+            done[self._microbatch] = recorded.called, recorded.computed
+            del recorded
+        self._microbatch, *self._other_draws = telling(done)
         self._restore()
         return self._record(self._step, self._largest)
 
@@ -257,8 +262,8 @@ class CutInspection:
         self, recorded: Recorded, wholes: Sequence[Whole], skipped: SkippedCalls, problems: dict[int, str]
     ) -> list[int]:
         def proof(wholes: Sequence[Whole]) -> CutProof:
-            trial = partial(self._trial, recorded, skipped)
-            return CutProof(self._model, wholes, trial, seed=self._seed, restore=self._restore)
+            trial, again = partial(self._trial, recorded, skipped), bool(recorded.late)
+            return CutProof(self._model, wholes, trial, seed=self._seed, restore=self._restore, goes_back=again)
 
         cuts = [unit for unit in range(1, len(recorded.units)) if unit not in problems]
         cuts = proof(wholes).proven(cuts, problems)
@@ -272,17 +277,9 @@ class CutInspection:
         return cuts
 
     def _trial(self, recorded: Recorded, skipped: SkippedCalls, cuts: Sequence[int], step: Step) -> CutTrial:
-        return CutTrial(
-            self._model,
-            step,
-            recorded,
-            cuts,
-            skipped,
-            self._device,
-            values_of=self._results,
-            precision=self._precision,
-            attributes=self._attributes,
-        )
+        skipped.forget()  # as in a job, whose workers have not skipped anything yet
+        how: dict[str, Any] = {"values_of": self._results, "precision": self._precision, "attributes": self._attributes}
+        return CutTrial(self._model, step, recorded, cuts, skipped, self._device, **how)
 
     # --- facts
 
@@ -317,6 +314,7 @@ class CutInspection:
             border = recorded.border(number)
             own = [tensors[each] for each in uses if each in tensors]
             buffers = [each for each in uses if each in tensors and not isinstance(tensors[each], nn.Parameter)]
+            own_names = uses | idle if number == 0 else uses
             kept = sorted({*buffers, *uses.intersection(self._changing)})
             units.append(
                 blank_facts(
@@ -326,7 +324,8 @@ class CutInspection:
                     [tensors[each] for each in buffers],
                 )
                 | {
-                    "state": sorted(uses | idle) if number == 0 else sorted(uses),
+                    "state": sorted(own_names),
+                    "backward_changes": next((each for each in self._backward_changes if each in own_names), None),
                     "repeated": list(recorded.repeated) if number == 0 else [],
                     "given": [list(each) for each in border.given] if number else [],
                     "ends": list(border.ends) if number else [],

@@ -35,7 +35,8 @@ class Whole:
 
 
 class CutProof:
-    """trial_of: of a step, cut so. restore: called behind each run, for the model's buffers."""
+    """trial_of: of a step, cut so. restore: called behind each run, for the model's buffers. goes_back: whether the
+    step goes through units again."""
 
     def __init__(
         self,
@@ -45,12 +46,14 @@ class CutProof:
         *,
         seed: Seed,
         restore: Callable[[], None],
+        goes_back: bool,
     ) -> None:
         self._model = model
         self._wholes = wholes
         self._trial_of = trial_of
         self._seed = seed
         self._restore = restore
+        self._goes_back = goes_back
 
     def proven(self, cuts: Sequence[int], problems: dict[int, str], told: Told | None = None) -> list[int]:
         """Of the numbers of units with which stages might begin, those with which they can, all at once; why not with
@@ -77,7 +80,11 @@ class CutProof:
                 if self._difference(sorted([*kept, cut])) is None:
                     kept = sorted([*kept, cut])
                     del problems[cut]
-        return kept
+        return self._agreeing_alone(kept, problems, told) if self._goes_back else kept
+
+    def _agreeing_alone(self, cuts: Sequence[int], problems: dict[int, str], told: Told) -> list[int]:
+        """A stage of several units skips in later passes what a stage of one has no call of."""
+        return [cut for cut in cuts if self._agreeing([cut], problems, told)]
 
     def _agreeing(self, cuts: Sequence[int], problems: dict[int, str], told: Told) -> list[int]:
         """Of cuts that differ together, those that add no difference, one by one."""
@@ -165,10 +172,12 @@ def _told(cause: BaseException | None) -> str:
     )
 
 
-def telling(called: Mapping[int, frozenset[int]]) -> list[int]:
-    """Of runs, by what each has called, the one that calls most, then few others which leave out what can be."""
-    fullest = max(called, key=lambda run: len(called[run]))
-    found, everything = [fullest], frozenset[int]().union(*called.values())
+def telling(done: Mapping[int, tuple[frozenset[Any], frozenset[Any]]]) -> list[int]:
+    """Of runs, by the calls of each and by what it computes between them, the one that calls most, then few others
+    which leave out what can be."""
+    fullest = max(done, key=lambda run: [len(each) for each in done[run]])
+    called = {run: calls | computed for run, (calls, computed) in done.items()}
+    found, everything = [fullest], frozenset[Any]().union(*called.values())
     unseen = everything - frozenset.intersection(*called.values())  # left out by some run, and by none that was taken
     unseen -= everything - called[fullest]
     while unseen and len(found) <= MAX_PROVEN:

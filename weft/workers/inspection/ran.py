@@ -13,6 +13,7 @@ from weft.plan.division import Part
 from weft.plan.itinerary import Iteration
 from weft.transport.memory.arena import dtype_name
 from weft.workload.aliases import has_memory, overlap
+from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.recorded import Value
 
 
@@ -121,6 +122,24 @@ class TrialOutcome:
             if not _equal(parameter, other.changed[name]):
                 return f"{name}, a parameter that the step changes by itself,"
         return None
+
+
+class StateBefore:
+    """Parameters and buffers of a module as they are now, to be compared later on."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._versions = {name: (each, each._version) for name, each in named_tensors(module)}
+        self._values = {name: each.detach().clone() for name, each in module.named_buffers()}
+
+    def changed(self) -> list[str]:
+        """Names of those that are others by now. Some kernels write to buffers, and autograd does not count that."""
+        return [name for name, each in named_tensors(self._module) if self._is_other(name, each)]
+
+    def _is_other(self, name: str, tensor: torch.Tensor) -> bool:
+        before, version = self._versions.get(name, (None, 0))
+        is_same = tensor is before and tensor._version == version
+        return not (is_same and (name not in self._values or _equal(tensor, self._values[name])))
 
 
 def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

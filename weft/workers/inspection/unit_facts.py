@@ -30,7 +30,7 @@ from weft.workers.compute.forward_buffers import Began, ForwardBuffers
 from weft.workers.compute.handover import can_have_gradient, described, is_plain, scalar
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
-from weft.workers.inspection.ran import Ties
+from weft.workers.inspection.ran import StateBefore, Ties
 from weft.workers.inspection.times import TIMED_RUNS, OtherMemory, Times, fastest, parts_of_backward, repeated
 from weft.workload.cutting.leaves import tensors_in
 from weft.workload.cutting.names import named_tensors
@@ -126,6 +126,7 @@ def blank_facts(
         "tied_by": [],
         "in_place": False,
         "carries_state": False,
+        "backward_changes": None,
         "kept_bytes": 0,
         "small_forward_seconds": 0.0,
         "small_backward_seconds": 0.0,
@@ -218,7 +219,7 @@ class _Runs:
         facts[0]["in_place"], fact["kept_bytes"] = self._first_run(run, span)
         fact["carries_state"] = self._has_replicas and bool(carried(span, partial(self._outputs, run)))
         x = self._largest
-        fact["forward_seconds"], fact["backward_seconds"], self._largest = self._times(run, x, TIMED_RUNS)
+        fact["forward_seconds"], fact["backward_seconds"], self._largest = self._times(run, x, TIMED_RUNS, module, fact)
         if self._splits and (parts := tried(partial(self._parts, run, x))):
             fact |= parts_of_backward(fact["backward_seconds"], *parts)
         if self.small_size:
@@ -257,19 +258,25 @@ class _Runs:
         else:
             fact["small_forward_seconds"], fact["small_backward_seconds"], self._small = measured
 
-    def _times(self, run: Run, x: Any, runs: int) -> tuple[float, float, Any]:
-        """(forward seconds, backward seconds, output) of one unit, the fastest of the runs after the first."""
+    def _times(
+        self, run: Run, x: Any, runs: int, module: nn.Module | None = None, fact: dict[str, Any] | None = None
+    ) -> tuple[float, float, Any]:
+        """(forward seconds, backward seconds, output) of one unit, the fastest of the runs after the first. fact: of
+        what the first backward changes of the module."""
         y: Any = None
 
-        def once() -> Times:
+        def once(fact: dict[str, Any] | None = None) -> Times:
             nonlocal x, y
             given = (x := self._begin(x)).clone()  # a unit may work in place, which autograd forbids on a leaf
             self._other_memory.fill_caches()
             forward, y = self._device.timed(partial(run, given))
+            before = None if module is None or fact is None else StateBefore(module)
             backward, _ = self._device.timed(partial(_backward, y))
+            if before is not None and fact is not None:
+                fact["backward_changes"] = next(iter(before.changed()), None)
             return [(forward, backward)]
 
-        once()
+        once(fact)
         ((forward, backward),) = fastest(repeated(once, runs, self._spec, self._num_units))
         return forward, backward, y
 

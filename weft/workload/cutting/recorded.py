@@ -37,7 +37,8 @@ class Recorded:
     returned: dict[Key, Returned]  # by each call of an opaque module
     redraws: dict[str, frozenset[str]]  # by call, the operations behind it that draw in every stage
     instead: tuple[tuple[str, str], ...]  # as in Border
-    called: frozenset[int]  # numbers of opaque modules
+    called: frozenset[tuple[int, int]]  # of each call of an opaque module its number, and which of its calls it is
+    computed: frozenset[tuple[str, int]]  # of each operation between them what it is and where, and which time there
     varies: bool  # it asks for numbers that it has drawn: another run may call other modules
     result: Any  # of the step
 
@@ -59,9 +60,14 @@ class Recorded:
             int(unit.rpartition(".")[2]): number for number, unit in enumerate(self.units) if is_beside(unit, name)
         }
         before = [number for item, number in stack.items() if item < int(name.rpartition(".")[2])]
-        place = max(before) + 1 if before else max(1, min(stack.values(), default=len(self.units)))
-
+        if not stack:
+            return self._uncut(f"{name} was left out when the step was tried, and nothing shows where it is called")
+        place = max(before) + 1 if before else max(1, min(stack.values()))
         return self._with_output(output_name(name, 0, 0), place, is_behind=bool(before))._inserted(name, place, state)
+
+    def _uncut(self, why: str) -> Recorded:
+        """One stage has all of it."""
+        return dataclasses.replace(self, problems=dict.fromkeys(range(1, len(self.units)), why), varies=True)
 
     def _inserted(self, name: str, place: int, state: frozenset[str]) -> Recorded:
         """Where it is called it reads what others of its list do."""

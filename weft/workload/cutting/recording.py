@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -51,6 +52,7 @@ class StepRecording(TorchFunctionMode):
         self._states: list[frozenset[str]] = []  # of each call
         self._returned: dict[Key, Returned] = {}
         self._loose = LooseNames()
+        self._computed: Counter[str] = Counter()
         self._drawing: set[str] = set()  # operations on what is fed that have drawn since the last call
         self._redraws: dict[str, frozenset[str]] = {}
         self._instead: dict[str, str] = {}
@@ -184,6 +186,7 @@ class StepRecording(TorchFunctionMode):
             self._written.add(name)
         self._varies |= self._has_drawn and not made
         name = self._loose.next(func) if made else ""
+        self._computed[name.removeprefix(f"~{self._loose.call} ").partition("#")[0]] += 1
         sources = [fed for tensor in tensors_in((args, kwargs)) if (fed := self._known(tensor)) is not None]
         if has_drawn:
             self._draws(name_of(func), is_fed=bool(sources))
@@ -234,7 +237,13 @@ class StepRecording(TorchFunctionMode):
             returned=self._returned,
             redraws=self._redraws,
             instead=tuple(self._instead.items()),
-            called=frozenset(each.number for each in self._calls),
+            called=frozenset(
+                (each.number, occurrence)
+                for each, newest in self._occurrences.items()
+                if each.kind is CallKind.OPAQUE
+                for occurrence in range(newest + 1)
+            ),
+            computed=frozenset((what, number) for what, count in self._computed.items() for number in range(count)),
             varies=self._varies,
             result=result,
         ).with_left_out(self._left_out())

@@ -245,6 +245,11 @@ class SkippedCalls:
         self._records |= records
         self._by_first |= {key[:-1]: each for key, each in records.items()}
 
+    def forget(self) -> None:
+        """What forwards have told: each runs again on placeholders, and leaves in its module what it keeps there."""
+        self._known.clear()
+        self._alike.clear()
+
     def learn_needed(self, records: Mapping[Key, Returned]) -> None:
         """Of another run: of those calls for which one was needed before."""
         calls = {key[:2] for key in self.needed}
@@ -361,10 +366,8 @@ class SkippedCalls:
 
         def place(meta: torch.Tensor) -> torch.Tensor:
             leaf, text = next(leaves), next(what)
-            if leaf in returned.given:
-                given = arguments[returned.given[leaf]]
-                if leaf or not isinstance(given, Placeholder):
-                    return given  # a first one is the call's own, whether it has made it this time or not
+            if leaf and leaf in returned.given:
+                return arguments[returned.given[leaf]]  # a first one is the call's own, made or written to or neither
             requires = returned.requires[leaf] and torch.is_grad_enabled()
             if later is None:
                 return placeholder_of(meta, text, requires_grad=requires, device=self.device)
