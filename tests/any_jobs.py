@@ -48,6 +48,20 @@ def any_job(number: int, models: Sequence[str], classes: Sequence[str]) -> JobSp
     return next(_jobs(random.Random(number), models, classes))
 
 
+def any_models_job(number: int) -> JobSpec:
+    """Of the model of that number in chance_models.py. Nobody steals there: some of them have running statistics."""
+    chance = random.Random(number)
+    entry = {"entry": "chance_models.py:workload", "args": {"number": number}}
+    while True:
+        tables = {"job": _how(chance) | entry, "strategy": _strategy(chance), "directory": str(TESTS)}
+        try:
+            spec = JobSpec.parse(tables)
+        except SpecError:
+            continue
+        if (problem_of_spec(spec) or problem_of_crew(spec, CREW)) is None and not spec.strategy.steals:
+            return spec
+
+
 def _jobs(chance: random.Random, models: Sequence[str], classes: Sequence[str]) -> Iterator[JobSpec]:
     """Those that are refused for what stands in them are left out."""
     while True:
@@ -73,13 +87,7 @@ def _is_of_chance(spec: JobSpec) -> bool:
 
 
 def _job(chance: random.Random, models: Sequence[str], classes: Sequence[str]) -> dict[str, Any]:
-    how = {
-        "batch_size": chance.choice(BATCH_SIZES),
-        "epochs": chance.choice((1, 3, 3, 12)),
-        "seed": chance.choice((0, 3)),
-    }
-    if chance.random() < SELDOM:
-        how["mode"] = "forward"
+    how = _how(chance)
     if chance.random() < OFTEN:
         args: dict[str, Any] = {"name": chance.choice(classes), "double": True}
         return how | {"entry": "any_models.py:workload", "args": args, "epochs": min(how["epochs"], 2)}
@@ -89,6 +97,15 @@ def _job(chance: random.Random, models: Sequence[str], classes: Sequence[str]) -
         "schedules": chance.random() < OFTEN,
     }
     return how | {"entry": "replica_jobs.py:workload", "args": args}
+
+
+def _how(chance: random.Random) -> dict[str, Any]:
+    how = {
+        "batch_size": chance.choice(BATCH_SIZES),
+        "epochs": chance.choice((1, 3, 3, 12)),
+        "seed": chance.choice((0, 3)),
+    }
+    return how | {"mode": "forward"} if chance.random() < SELDOM else how
 
 
 def _strategy(chance: random.Random) -> dict[str, Any]:

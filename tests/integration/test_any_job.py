@@ -1,5 +1,5 @@
 """What a job file may say, all of it at once and by chance, computes what the plain loop computes; with a worker killed
-on the way, too. What the planner refuses it refuses with the remedy."""
+on the way, too, and of models by chance. What the planner refuses it refuses with the remedy."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ HERE = Path(__file__).parent
 _REPLICAS = runpy.run_path(str(HERE / "test_replicas.py"))
 until = _REPLICAS["until"]
 check, steps_of, FLOAT64 = (_REPLICAS[name] for name in ("check", "steps_of", "FLOAT64"))
-any_job = runpy.run_path(str(HERE.parent / "any_jobs.py"))["any_job"]
+_JOBS = runpy.run_path(str(HERE.parent / "any_jobs.py"))
+any_job, any_models_job = _JOBS["any_job"], _JOBS["any_models_job"]
 CLASSES = runpy.run_path(str(HERE / "test_any_model.py"))["IN_FLOAT64"]
 MODELS = [name for name in runpy.run_path(str(HERE / "replica_jobs.py"))["MODELS"] if name != "pausing"]
 
-NUM_JOBS, JOBS_OF_A_DAY = 200, 10
+NUM_JOBS, NUM_MODELS, JOBS_OF_A_DAY = 200, 400, 10
 STEPS = (0, 0, 1, 4, 12)  # at which workers are killed: some jobs are over by then, and others still inspected
 
 
@@ -52,23 +53,38 @@ def as_chosen(spec: JobSpec, run_dir: Path) -> JobSpec:
     return JobSpec.parse(spec.to_wire() | {"strategy": json.loads(chosen.read_text())}) if chosen.exists() else spec
 
 
-@pytest.mark.slow
-@pytest.mark.pairs(NUM_JOBS // JOBS_OF_A_DAY, number=range(NUM_JOBS), killed=("", "killed"))
-def test_any_job_computes_what_the_plain_loop_computes_or_is_refused_with_the_remedy(
-    machine: Any, number: int, killed: str
-) -> None:
-    spec = any_job(number, MODELS, CLASSES)
+def check_job(machine: Any, spec: JobSpec, killed: int | None) -> None:
+    """killed: by which chance one of its workers is."""
     job = machine.submit(spec)
-    if killed:
-        kill_a_worker(machine, job, random.Random(number))
+    if killed is not None:
+        kill_a_worker(machine, job, random.Random(killed))
     result = machine.client.wait(job, timeout=_REPLICAS["SECONDS"])
     if result["state"] == "failed" and result["reason"] == "invalid-plan":
         assert "; " in result["error"], result["error"]
         return
     assert result["state"] == "completed", machine.log_of(job)
-    expected = reference.train(as_chosen(spec, Path(result["run_dir"])))
+    if "only one replica computes what the plain loop does" in machine.log_of(job):
+        return
+    rows = steps_of(result)
+    shares = [row["shares"] for row in rows if "shares" in row]  # which running statistics depend on
+    given = shares.__getitem__ if shares and not spec.strategy.steals else None
+    expected = reference.train(as_chosen(spec, Path(result["run_dir"])), shares=given)
     if spec.job.mode == "train":
         check(result, expected, 1000 * FLOAT64, 1.0)
         return
-    measured = [row["measured"] for row in steps_of(result)]
+    measured = [row["measured"] for row in rows]
     assert measured == [pytest.approx(means, rel=1000 * FLOAT64, abs=0) for means in expected.measured]
+
+
+@pytest.mark.slow
+@pytest.mark.pairs(NUM_JOBS // JOBS_OF_A_DAY, number=range(NUM_JOBS), killed=("", "killed"))
+def test_any_job_computes_what_the_plain_loop_computes_or_is_refused_with_the_remedy(
+    machine: Any, number: int, killed: str
+) -> None:
+    check_job(machine, any_job(number, MODELS, CLASSES), number if killed else None)
+
+
+@pytest.mark.slow
+@pytest.mark.pairs(NUM_MODELS // JOBS_OF_A_DAY, number=range(NUM_MODELS), killed=("", "killed"))
+def test_any_models_job_does_so_too(machine: Any, number: int, killed: str) -> None:
+    check_job(machine, any_models_job(number), number if killed else None)
