@@ -225,8 +225,8 @@ def check_backward_changes(
     """In the plain loop what a microbatch's backward changes stands when the next one's forward begins. schedules: of
     each replica; None: layers take turns. Errors: PlanError."""
     strategy = spec.strategy
-    replicas = zip(strategy.replica_list, strategy.staleness_list, cuts, schedules, strict=True)
-    for replica, staleness, stages, schedule in replicas if spec.job.mode == "train" else ():
+    replicas = zip(strategy.replica_list, cuts, schedules, strict=True)
+    for replica, stages, schedule in replicas if spec.job.mode == "train" else ():
         for stage, (first, last) in enumerate(stages):
             units = inspection.units_on(replica.device)[first:last]
             unit = next((each for each in units if each.backward_changes is not None), None)
@@ -235,23 +235,15 @@ def check_backward_changes(
             count = replica.microbatches or strategy.microbatches
             at_once = count if schedule is None else schedule.in_flight(stage)
             is_split = schedule is not None and any(each.kind is Kind.INPUT for each in schedule.passes(stage))
-            if replica.device != "cpu" or staleness:
-                why = (
-                    "a replica on a device, or a stale one, shows others what its forwards have left; train on the CPU "
-                    "without staleness"
-                )
-            elif at_once > 1 or is_split:
-                what = f"{at_once} microbatches at once there" if at_once > 1 else "a backward in two parts"
-                why = (
-                    "in the plain loop the next microbatch's forward comes behind it, and strategy.schedule = "
-                    f"{schedule_title(strategy.schedule)!r} has {what}; use schedule = 'model-parallel'"
-                )
-            else:
+            if at_once == 1 and not is_split:
                 continue
+            what = f"{at_once} microbatches at once there" if at_once > 1 else "a backward in two parts"
             raise PlanError(
                 f"backward of {unit.name or 'the model'} ({unit.kind}) changes {unit.backward_changes!r:.80}, as "
-                f"forward does (torch.utils.checkpoint computes that again), and {why}, or strategy.recompute = true "
-                "in the place of the model's own checkpoints"
+                "forward does (torch.utils.checkpoint computes that again); in the plain loop the next microbatch's "
+                f"forward comes behind it, and strategy.schedule = {schedule_title(strategy.schedule)!r} has {what}; "
+                "use schedule = 'model-parallel', or strategy.recompute = true in the place of the model's own "
+                "checkpoints"
             )
 
 

@@ -42,7 +42,7 @@ ReadBatch = Callable[[Iteration, int, Part], Any]
 class StageTasks:
     """parcels: what the stage receives and sends. read_batch: what it reads of a microbatch's data, as it takes it.
     gradients: in buckets, or those that the stage's own optimizer takes; None where nobody learns. before_evaluation:
-    called before the first validation after training. publish: called after the last training forward before something
+    called before the first validation after training. publish: called behind the last training pass before something
     else, where others read or save what the device keeps for itself. skips_nonfinite: a loss that is nan or inf is no
     error. samples_of: which samples of the training data a microbatch has. parts: the stage's, of its first forward.
     """
@@ -102,17 +102,17 @@ class StageTasks:
                 self._parts.begin()
             self._run(iteration, microbatch, part, measured)
             self._parts.end()
-        if microbatch < self._course.microbatches[self._replica] - 1:
-            return
-        if self._publish is not None and self._is_read_after(iteration):
-            self._publish()
-        if self._is_last:
+        self._publish_behind(iteration, microbatch)
+        if self._is_last and microbatch == self._course.microbatches[self._replica] - 1:
             self._device.after(lambda: measured.complete(iteration.index))
 
-    def _is_read_after(self, iteration: Iteration) -> bool:
+    def _publish_behind(self, iteration: Iteration, microbatch: int) -> None:
         """Other replicas validate with what training has left, and what a lone one's validation leaves is saved."""
+        if self._publish is None or microbatch < self._course.microbatches[self._replica] - 1:
+            return
         is_alone = len(self._course.microbatches) == 1
-        return self._course.ends_training(iteration) or (is_alone and self._course.may_be_last(iteration))
+        if self._course.ends_training(iteration) or (is_alone and self._course.may_be_last(iteration)):
+            self._publish()
 
     def _run(self, iteration: Iteration, microbatch: int, part: Part, measured: Measured) -> None:
         self._enter((iteration.epoch, iteration.learns))
@@ -193,6 +193,7 @@ class StageTasks:
         for leaf, hand_back in hand_backs:
             hand_back.finish(leaf)
         self._parcels.hand_back_tied(iteration.index, microbatch)
+        self._publish_behind(iteration, microbatch)  # what has computed a forward again may have changed buffers again
 
     def backward_input(self, iteration: Iteration, microbatch: int) -> None:
         """What the stages before wait for."""

@@ -207,6 +207,16 @@ class _Later:
         self._given = replaced(self._given, lambda each: each if isinstance(each, Placeholder) else hidden(each))
 
 
+def _find_leaf(of_run: Sequence[_Later], later: _Later, leaf: int) -> torch.Tensor:
+    """Earlier calls of its run first, of which this one may have been given what they return: no deep recursion. It may
+    be asked for in another run, which has been given a placeholder of this one by heart."""
+    for each in of_run:
+        if each is later:
+            break
+        each.find()
+    return later.leaf(leaf)
+
+
 class SkippedCalls:
     def __init__(
         self,
@@ -294,7 +304,7 @@ class SkippedCalls:
         """What late placeholders would be found by has no numbers from now on: those were the run's."""
         for later in self._later:
             later.forget_numbers(self._hidden)
-        self._later.clear()
+        self._later = []
 
     def _is_known(self, visible: Visible, occurrence: int, given: tuple[Any, ...]) -> bool:
         if any(isinstance(each, Placeholder) and not each.is_known for each in tensors_in(given)):
@@ -371,15 +381,7 @@ class SkippedCalls:
             requires = returned.requires[leaf] and torch.is_grad_enabled()
             if later is None:
                 return placeholder_of(meta, text, requires_grad=requires, device=self.device)
-            find = functools.partial(self._find_leaf, later, leaf)
+            find = functools.partial(_find_leaf, self._later, later, leaf)
             return Placeholder.late(meta, find, text, requires_grad=requires, device=self.device)
 
         return place
-
-    def _find_leaf(self, later: _Later, leaf: int) -> torch.Tensor:
-        """Earlier calls first, of which this one may have been given what they return: no deep recursion."""
-        for each in self._later:
-            if each is later:
-                break
-            each.find()
-        return later.leaf(leaf)
