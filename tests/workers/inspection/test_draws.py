@@ -152,10 +152,16 @@ def test_cuts_that_other_left_out_blocks_break_are_refused_with_what_to_do(draw:
 def test_the_runs_that_a_cut_is_tried_with_leave_out_each_block_that_some_run_leaves_out() -> None:
     every, nothing = frozenset(range(6)), frozenset[str]()
     called = {1: every - {0, 1}, 2: every - {2}, 3: every, 4: every - {0}, 5: every - {1, 2}}
-    assert telling({run: (calls, nothing) for run, calls in called.items()}) == [3, 1, 2]
+    assert telling({run: (calls, nothing) for run, calls in called.items()}) == [3, 1, 2, 4, 5]
     assert telling({1: (every, nothing), 2: (every, nothing)}) == [1]
     assert telling({1: (every - {0}, nothing), 2: (every - {1}, nothing)}) == [1, 2]
     assert len(telling({run: (every - {run}, nothing) for run in every})) == 1 + MAX_PROVEN
+
+
+def test_what_is_left_out_together_is_left_out_alone_too() -> None:
+    calls, lines = frozenset({1, 2, 3}), frozenset[str]()
+    together = {1: calls, 2: calls, 3: calls - {1, 2}, 4: calls - {1, 2}, 5: calls - {1}, 6: calls - {2}}
+    assert telling({run: (called, lines) for run, called in together.items()}) == [1, 3, 5, 6]
 
 
 def test_and_each_line_that_some_run_leaves_out_but_they_begin_with_the_one_that_calls_most() -> None:

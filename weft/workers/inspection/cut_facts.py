@@ -26,9 +26,9 @@ from weft.workers.devices.device import Device
 from weft.workers.inspection.cut_proof import MAX_TRIES, CutProof, Whole, evaluating, telling, told_of_a_draw
 from weft.workers.inspection.cut_trial import CutTrial, attributes_of, others_of, put_back, run_as_it_is
 from weft.workers.inspection.looked_at import LookedAt
-from weft.workers.inspection.ran import Ran, StateBefore, Ties, TrialOutcome, first_batch, value_facts
+from weft.workers.inspection.ran import Ran, StateBefore, Ties, TrialOutcome, carried, first_batch, tried, value_facts
 from weft.workers.inspection.times import TIMED_RUNS, Times, between, fastest, note, note_split, repeated
-from weft.workers.inspection.unit_facts import SMALL_RUNS, blank_facts, carried, keeps, size_of_small, tried
+from weft.workers.inspection.unit_facts import SMALL_RUNS, blank_facts, keeps, size_of_small
 from weft.workload.cutting.calls import SeededCalls
 from weft.workload.cutting.cut_step import Step
 from weft.workload.cutting.names import named_tensors
@@ -294,9 +294,12 @@ class CutInspection:
                 unit["carries_state"] = unit["carries_state"] or buffer in uses
         self._restore()
 
-    def _losses(self) -> list[torch.Tensor]:
+    def _losses(self, draw: int) -> list[torch.Tensor]:
+        fullest, self._microbatch = self._microbatch, self._microbatch + draw
         with torch.no_grad():
-            return [self._results(self._record(self._step, self._largest)[0].result)["loss"]]
+            losses = [self._results(self._record(self._step, self._largest)[0].result)["loss"]]
+        self._microbatch = fullest
+        return losses
 
     def _users(self, recorded: Recorded) -> dict[int, list[int]]:
         return {

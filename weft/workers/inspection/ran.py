@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -12,9 +13,14 @@ from torch import nn
 from weft.plan.division import Part
 from weft.plan.itinerary import Iteration
 from weft.transport.memory.arena import dtype_name
+from weft.workers.compute.forward_buffers import Began, ForwardBuffers
+from weft.workers.compute.handover import can_have_gradient
 from weft.workload.aliases import has_memory, overlap
 from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.recorded import Value
+
+Result = TypeVar("Result")
+DRAWS = 5  # that are tried: all of them leave out a block in one job of a hundred whose block is in four of ten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +146,46 @@ class StateBefore:
         before, version = self._versions.get(name, (None, 0))
         is_same = tensor is before and tensor._version == version
         return not (is_same and (name not in self._values or _equal(tensor, self._values[name])))
+
+
+def tried(run: Callable[[], Result]) -> Result | None:
+    """None where the user's code refuses what the job itself will never give it: batch norm one sample, for example."""
+    try:
+        return run()
+    except Exception:  # whatever it raises
+        return None
+
+
+def carried(modules: Sequence[nn.Module], outputs: Callable[[int], list[torch.Tensor]]) -> Began:
+    """The buffers that a forward changes, as they were, where what comes out is another where these are others; else
+    none. outputs: of a forward with the random numbers of a draw, some of which may leave out who changes them."""
+    has_some = any(True for module in modules for _ in module.buffers())
+    tries = (_carried(modules, partial(outputs, draw)) for draw in range(DRAWS if has_some else 0))
+    return next(filter(None, tries), [])
+
+
+def _carried(modules: Sequence[nn.Module], outputs: Callable[[], list[torch.Tensor]]) -> Began:
+    """Vectors that have converged change no more. Twice with the same buffers first: of a kernel that gives other bits
+    each time nobody can tell."""
+    buffers = ForwardBuffers(modules, can_compare=True)
+    buffers.begin()
+    first = outputs()
+    if not (began := buffers.end()):
+        return []
+    with buffers.as_they_were(began):
+        again = outputs()
+    with buffers.as_they_were([(slot, _other(value)) for slot, value in began]):
+        other = tried(outputs)
+    return began if _all_equal(first, again) and (other is None or not _all_equal(first, other)) else []
+
+
+def _other(value: torch.Tensor | None) -> torch.Tensor | None:
+    """A count stays, which may be an index that leaves its bounds."""
+    return value if value is None or not can_have_gradient(value) else value + torch.randn_like(value)
+
+
+def _all_equal(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    return len(some) == len(others) and all(map(torch.equal, some, others))
 
 
 def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,11 +26,10 @@ from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import dtype_name
 from weft.workers.compute.backward.saved import SavedBytes, refuses_to_be_noted
 from weft.workers.compute.backward.split import SplitBackward
-from weft.workers.compute.forward_buffers import Began, ForwardBuffers
 from weft.workers.compute.handover import can_have_gradient, described, is_plain, scalar
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
-from weft.workers.inspection.ran import StateBefore, Ties
+from weft.workers.inspection.ran import StateBefore, Ties, carried, tried
 from weft.workers.inspection.times import TIMED_RUNS, OtherMemory, Times, fastest, parts_of_backward, repeated
 from weft.workload.cutting.leaves import tensors_in
 from weft.workload.cutting.names import named_tensors
@@ -46,7 +45,6 @@ _NOT_KEPT = frozenset({"_modules", "_parameters"})
 
 Samples = Mapping[int, tuple[torch.Tensor, torch.Tensor]]  # (inputs, targets) by microbatch size
 Run = Callable[[Any], Any]
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +171,7 @@ class _Runs:
         inputs, target = samples[max(samples)]
         self.small_size = size_of_small(spec, len(inputs))
         self._compiles = spec.strategy.compile
+        self._backward_changes: list[str] = []
         self.values: dict[int, dict[str, Any]] = {}
         self.problems: dict[int, str] = {}
         self._loss = workload.functions["loss"]
@@ -219,7 +218,9 @@ class _Runs:
         facts[0]["in_place"], fact["kept_bytes"] = self._first_run(run, span)
         fact["carries_state"] = self._has_replicas and bool(carried(span, partial(self._outputs, run)))
         x = self._largest
-        fact["forward_seconds"], fact["backward_seconds"], self._largest = self._times(run, x, TIMED_RUNS, module, fact)
+        self._backward_changes = []
+        fact["forward_seconds"], fact["backward_seconds"], self._largest = self._times(run, x, TIMED_RUNS, module)
+        fact["backward_changes"] = next(iter(self._backward_changes), None)
         if self._splits and (parts := tried(partial(self._parts, run, x))):
             fact |= parts_of_backward(fact["backward_seconds"], *parts)
         if self.small_size:
@@ -243,10 +244,10 @@ class _Runs:
             kept.note(tensors_in(made) if looks else [])
         return given._version != before or keeps(modules, [given]), kept.num_bytes
 
-    def _outputs(self, run: Run) -> list[torch.Tensor]:
+    def _outputs(self, run: Run, draw: int) -> list[torch.Tensor]:
         with self._device.drawing, torch.no_grad():
-            self._device.seed(0)
-            self._others.seed(0)
+            self._device.seed(draw)
+            self._others.seed(draw)
             return [y.clone() for y in tensors_in(run(self._largest.clone()))]
 
     def _measure_small(self, module: nn.Module, fact: dict[str, Any]) -> None:
@@ -258,25 +259,22 @@ class _Runs:
         else:
             fact["small_forward_seconds"], fact["small_backward_seconds"], self._small = measured
 
-    def _times(
-        self, run: Run, x: Any, runs: int, module: nn.Module | None = None, fact: dict[str, Any] | None = None
-    ) -> tuple[float, float, Any]:
-        """(forward seconds, backward seconds, output) of one unit, the fastest of the runs after the first. fact: of
-        what the first backward changes of the module."""
+    def _times(self, run: Run, x: Any, runs: int, watched: nn.Module | None = None) -> tuple[float, float, Any]:
+        """(forward seconds, backward seconds, output) of one unit, the fastest of the runs after the first. watched:
+        in which the first backward may change something."""
         y: Any = None
 
-        def once(fact: dict[str, Any] | None = None) -> Times:
+        def once(watched: nn.Module | None = None) -> Times:
             nonlocal x, y
             given = (x := self._begin(x)).clone()  # a unit may work in place, which autograd forbids on a leaf
             self._other_memory.fill_caches()
             forward, y = self._device.timed(partial(run, given))
-            before = None if module is None or fact is None else StateBefore(module)
+            before = None if watched is None else StateBefore(watched)
             backward, _ = self._device.timed(partial(_backward, y))
-            if before is not None and fact is not None:
-                fact["backward_changes"] = next(iter(before.changed()), None)
+            self._backward_changes += [] if before is None else before.changed()
             return [(forward, backward)]
 
-        once(fact)
+        once(watched)
         ((forward, backward),) = fastest(repeated(once, runs, self._spec, self._num_units))
         return forward, backward, y
 
@@ -318,22 +316,6 @@ class _Runs:
         return scalar(loss, "Workload.loss")
 
 
-def carried(modules: Sequence[nn.Module], outputs: Callable[[], list[torch.Tensor]]) -> Began:
-    """The buffers that a forward changes, as they were, where what comes out is another where these are others; else
-    none. Vectors that have converged change no more. Twice with the same buffers first: of a kernel that gives other
-    bits each time nobody can tell."""
-    buffers = ForwardBuffers(modules, can_compare=True)
-    buffers.begin()
-    first = outputs()
-    if not (began := buffers.end()):
-        return []
-    with buffers.as_they_were(began):
-        again = outputs()
-    with buffers.as_they_were([(slot, _other(value)) for slot, value in began]):
-        other = tried(outputs)
-    return began if _equal(first, again) and (other is None or not _equal(first, other)) else []
-
-
 def size_of_small(spec: JobSpec, largest: int) -> int:
     """Of a second microbatch to time; 0 for none. Where units are compiled, for each size anew, it has to be worth it:
     where a strategy is to be chosen."""
@@ -370,23 +352,6 @@ def _block(tensor: torch.Tensor) -> int:
     """Where its memory begins; 0 of what has none."""
     has_memory = tensor.layout is torch.strided and not isinstance(tensor, Placeholder)
     return tensor.untyped_storage().data_ptr() if has_memory else 0
-
-
-def tried(run: Callable[[], Result]) -> Result | None:
-    """None where the user's code refuses what the job itself will never give it: batch norm one sample, for example."""
-    try:
-        return run()
-    except Exception:  # whatever it raises
-        return None
-
-
-def _other(value: torch.Tensor | None) -> torch.Tensor | None:
-    """A count stays, which may be an index that leaves its bounds."""
-    return value if value is None or not can_have_gradient(value) else value + torch.randn_like(value)
-
-
-def _equal(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    return len(some) == len(others) and all(map(torch.equal, some, others))
 
 
 def _leaf(value: torch.Tensor) -> torch.Tensor:
