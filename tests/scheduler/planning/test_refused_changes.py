@@ -137,3 +137,39 @@ def test_no_choice_divides_a_batch_otherwise_whose_every_microbatch_changes_a_pa
     whole, divided = spec_of(batch_size=8), spec_of(batch_size=8, microbatches=2)
     assert not trains_alike(divided, whole, changing(FROZEN))
     assert trains_alike(divided, whole, changing({}))
+
+
+def test_what_a_backward_changes_is_refused_where_another_forward_comes_between(
+    inspection_of: Callable[..., Inspection],
+    unit_of: Callable[..., UnitFacts],
+    plan_of: Callable[..., Plan],
+) -> None:
+    changed = {"kind": "Checkpointed", "backward_changes": "norm.running_mean"}
+    inspection = inspection_of([dataclasses.replace(unit_of(number), **changed) for number in range(2)])
+    for settings in (
+        {},
+        {"microbatches": 4},
+        {"stages": 2, "microbatches": 4, "schedule": "model-parallel"},
+        {"stages": 2},
+        {"replicas": 2, "microbatches": 4},
+        {"stages": 2, "microbatches": 4, "mode": "forward"},
+    ):
+        assert plan_of(inspection, **settings).stages, settings
+    told = "'norm.running_mean', as forward does .* use schedule = 'model-parallel', or strategy.recompute = true in"
+    for settings, what in (
+        ({"stages": 2, "microbatches": 4}, "'1f1b' has 2 microbatches at once there"),
+        ({"stages": 2, "microbatches": 4, "schedule": "gpipe"}, "'gpipe' has 4 microbatches at once there"),
+        ({"stages": 2, "microbatches": 1, "schedule": "zero-bubble"}, "'zero-bubble' has a backward in two parts"),
+        (
+            {
+                "replicas": [{"device": "gpu", "working_window": 1}],
+                "microbatches": 3,
+                "update": "cpu",
+                "recompute": True,
+            },
+            "has 3 microbatches at once there",
+        ),
+    ):
+        with pytest.raises(PlanError, match=told) as refused:
+            plan_of(inspection, **settings)
+        assert what in str(refused.value)

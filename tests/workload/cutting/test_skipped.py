@@ -13,8 +13,9 @@ from torch import nn
 
 from weft.workload.cutting import skipped as skipped_module
 from weft.workload.cutting.calls import SeededCalls
-from weft.workload.cutting.placeholder import Placeholder, PlaceholderError
+from weft.workload.cutting.placeholder import Placeholder, PlaceholderError, placeholder_of
 from weft.workload.cutting.skipped import OtherStructure, SkippedCalls, pickled, unpickled
+from weft.workload.cutting.visible import visible_modules
 
 _CUT = runpy.run_path(str(Path(__file__).with_name("test_cut_step.py")))
 MODELS, recorded, stages_of, run_stages, seed = (
@@ -120,6 +121,25 @@ def test_a_long_chain_of_blocks_is_asked_at_its_end() -> None:
     for length in (3, 4, 5, 6):
         batch = torch.randn(2, length, 4)
         assert torch.equal(run_stages(stages, step, batch), step(model, batch))
+
+
+def test_a_placeholder_that_another_run_has_kept_is_found_by_the_calls_of_its_own(model: nn.Module) -> None:
+    """It was looked for among the calls of the run that asked, one of which had been given it: without end."""
+    (visible, *_) = [each for each in visible_modules(model) if isinstance(each.module, Block)]
+    skipped = SkippedCalls({}, late=True)
+
+    def skip(x: torch.Tensor) -> Any:
+        return skipped.skip(visible, 0, visible.module.forward, ((x,), {}))
+
+    def given(length: int) -> Placeholder:
+        return placeholder_of(torch.empty(2, length, 4, device="meta"), "x", requires_grad=False)
+
+    for length in (3, 4):
+        skip(given(length))
+    kept = skip(given(5))
+    skipped.end_run()
+    late = skip(kept)
+    assert tuple(late.shape) == tuple(kept.shape) == (2, 5, 4)
 
 
 class Telling(Block):

@@ -18,7 +18,7 @@ from weft.workload.cutting.cut_step import OtherCallsError, Step
 from weft.workload.cutting.placeholder import CannotSendError, PlaceholderError
 from weft.workload.workload import WorkloadError
 
-MAX_TRIES = 12  # arbitrary: to find a run that calls all, and others that together leave out each
+MAX_TRIES = 24  # arbitrary: to find a run that calls all, and others that leave out each, together and alone
 MAX_PROVEN = 4  # of them, behind the first: each takes as long as the proof of a step that draws nothing
 
 Told = Callable[[BaseException | None], str]

@@ -1,0 +1,242 @@
+"""What users' forwards do between and around modules, and what inspection has to tell of it: which cuts give the whole
+step's result, each alone, and what a backward changes. Found by models by chance (`chance_models.py`)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from weft.spec.job_spec import JobSpec
+from weft.workers.devices.host import HostDevice
+from weft.workers.inspection.cut_trial import CutTrial, attributes_of
+from weft.workers.inspection.inspection import inspect
+from weft.workers.inspection.ran import TrialOutcome
+from weft.workload.cutting.calls import Seed
+from weft.workload.cutting.recorded import Recorded
+from weft.workload.cutting.recording import StepRecording
+from weft.workload.cutting.skipped import SkippedCalls
+from weft.workload.randomness import seed_unit
+from weft.workload.workload import Workload
+
+Forward = Callable[["Parts", torch.Tensor], torch.Tensor]
+
+
+class Shift(nn.Module):
+    """Writes to what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.full((4,), 0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x += self.shift
+        return x
+
+
+class Parts(nn.Module):
+    def __init__(self, run: Forward) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.run = run
+        self.inlet, self.first, self.second, self.third, self.head = (nn.Linear(4, 4) for _ in range(5))
+        self.shift, self.norm = Shift(), nn.BatchNorm1d(4)
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.run(self, self.inlet(x)))
+
+    def left_out(self) -> bool:
+        return self.training and bool(torch.rand(()) < 0.4)
+
+
+def loss_of(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def data(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(count, 4), torch.randn(count, 4)
+
+
+def seeding(microbatch: int) -> Seed:
+    return partial(seed_unit, 3, 0, microbatch)
+
+
+def whole_of(model: nn.Module, batch: Any, microbatch: int = 0) -> tuple[Recorded, TrialOutcome]:
+    model.zero_grad(set_to_none=True)
+    recording = StepRecording(model)
+    recorded = recording.run(loss_of, batch, seeding(microbatch))
+    with recording.installed_again(seeding(microbatch)):
+        recorded.result.backward()
+    return recorded, TrialOutcome.of(model, {"loss": recorded.result}, learns=True)
+
+
+def trial_of(model: nn.Module, recorded: Recorded, cuts: Sequence[int], *returned: Mapping[Any, Any]) -> CutTrial:
+    skipped = SkippedCalls(recorded.returned, redraws=recorded.redraws)
+    for each in returned:
+        skipped.learn(each)
+    return CutTrial(
+        model,
+        loss_of,
+        recorded,
+        cuts,
+        skipped,
+        HostDevice(),
+        values_of=lambda loss: {"loss": loss},
+        precision=contextlib.nullcontext,
+        attributes=attributes_of(model),
+    )
+
+
+def differs(model: nn.Module, batch: Any, trial: CutTrial, microbatch: int, whole: TrialOutcome) -> str | None:
+    model.zero_grad(set_to_none=True)
+    return whole.difference(TrialOutcome.of(model, trial.run(batch, seeding(microbatch)), learns=True))
+
+
+def told_of(model: nn.Module, step: Callable[..., Any] = loss_of, seed: int = 3, **strategy: Any) -> dict[str, Any]:
+    workload = Workload(model, data(8), step=step, optimizer=partial(torch.optim.SGD, lr=0.1))
+    job = {"entry": "a.py:b", "steps": 1, "batch_size": 4, "seed": seed}
+    spec = JobSpec.parse({"job": job, "strategy": {"stages": 2} | strategy, "directory": "/"})
+    return inspect(workload, spec, HostDevice())
+
+
+def problems_of(told: dict[str, Any]) -> dict[str, str]:
+    return {told["units"][unit]["name"]: text for unit, text in told["cut_problems"]}
+
+
+def again_behind_others(parts: Parts, x: torch.Tensor) -> torch.Tensor:
+    """Twice through two modules, of which the first writes to its argument."""
+    shifted = parts.shift(x.clone())
+    once = parts.first(shifted)
+    more = parts.shift(shifted.clone())
+    return parts.second(once + parts.first(more)) + more
+
+
+def test_each_cut_alone_gives_the_result_where_a_module_that_writes_is_called_again() -> None:
+    """All cuts together did. With one alone the second call is skipped within the later stage, where it got a tensor
+    and not a placeholder, and gave that back unwritten: a job of two stages trained on other numbers, and nobody said
+    so."""
+    model, batch = Parts(again_behind_others), data(4)
+    recorded, whole = whole_of(model, batch)
+    assert recorded.late, "calls of a second pass"
+    cuts = [unit for unit in range(1, len(recorded.units)) if unit not in recorded.problems]
+    assert len(cuts) > 2
+    for chosen in (*([cut] for cut in cuts), cuts):
+        assert differs(model, batch, trial_of(model, recorded, chosen), 0, whole) is None, chosen
+
+
+def a_line(parts: Parts, x: torch.Tensor) -> torch.Tensor:
+    y = parts.first(x).mean(1, keepdim=True).expand_as(x)
+    z = y if parts.left_out() else y + y.tanh()
+    for _ in range(2):
+        y = parts.third(parts.second(2 * y))
+    return y + z.flip(1)
+
+
+def lines_apart(parts: Parts, x: torch.Tensor) -> torch.Tensor:
+    x = parts.first(x)
+    y = (x if parts.left_out() else x + parts.second(x)) / 2
+    z = y if parts.left_out() else y + parts.third(y)
+    return parts.blocks[0](z) + y
+
+
+def a_second_call(parts: Parts, x: torch.Tensor) -> torch.Tensor:
+    x = parts.first(x)
+    y = x if parts.left_out() else x + parts.third(parts.second(x))
+    return parts.third(parts.second(y.mean(1, keepdim=True).expand_as(x))) * y
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.parametrize("run", [a_line, lines_apart, a_second_call])
+def test_a_cut_gives_the_result_whatever_lines_and_second_calls_are_left_out_or_is_refused(
+    run: Forward, seed: int
+) -> None:
+    model, batch = Parts(run), data(4)
+    told = told_of(model, seed=seed)
+    problems = {unit for unit, _ in told["cut_problems"]}
+    runs = [whole_of(model, batch, microbatch) for microbatch in range(24)]
+    names = [unit["name"] for unit in told["units"]]
+    recorded = next(recorded for recorded, _ in runs if list(recorded.units) == names)
+    for cut in set(range(1, len(names))) - problems:
+        trial = trial_of(model, recorded, [cut], *(recorded.returned for recorded, _ in runs))
+        for microbatch, (_, whole) in enumerate(runs):
+            assert differs(model, batch, trial, microbatch, whole) is None, (names[cut], microbatch)
+
+
+def others_called_twice(parts: Parts, x: torch.Tensor) -> torch.Tensor:
+    first, *rest = parts.blocks
+    for block in rest:
+        if parts.training and bool(torch.rand(()) < 2):
+            continue
+        x = block(x)
+    return parts.second(first(first(x)))
+
+
+def test_a_block_that_every_run_leaves_out_beside_one_that_is_called_twice_keeps_all_in_one_stage() -> None:
+    """Nothing shows where it would be called. Inspection ended in an IndexError."""
+    problems = problems_of(told_of(Parts(others_called_twice), stages=1))
+    assert "nothing shows where it is called" in problems["second"]
+    assert "nothing shows where it is called" in problems["head"]
+
+
+class Kept(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.losses = nn.Linear(4, 4), list[torch.Tensor]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.losses.clear()
+        self.losses.append(0 * x.square().mean())
+        return self.layer(x)
+
+
+def test_a_cut_that_was_refused_is_not_taken_for_what_the_trial_before_it_knew() -> None:
+    """The loss that a module keeps for the step is nothing here, so nothing shows in the numbers; but the last stage
+    has no such module. Its forward was not run a second time, and the cut was taken after all."""
+    model = nn.Sequential(nn.Linear(4, 4), Kept(), nn.Linear(4, 4))
+
+    def step(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return loss_of(model, batch) + sum(model[1].losses)
+
+    told = told_of(model, step)
+    assert [unit["name"] for unit in told["units"]] == ["0", "1", "2"]
+    assert set(problems_of(told)) == {"2"}
+
+
+def under_a_checkpoint(parts: Parts, x: torch.Tensor) -> torch.Tensor:
+    return parts.second(checkpoint(parts.norm, parts.first(x), use_reentrant=False))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.norm, x, use_reentrant=False)
+
+
+def test_what_a_backward_changes_is_told_of_the_unit_that_has_it() -> None:
+    own = told_of(Parts(under_a_checkpoint))
+    changes = {unit["name"]: unit["backward_changes"] for unit in own["units"]}
+    assert changes.pop("norm").startswith("norm.")
+    assert set(changes.values()) == {None}
+    model = nn.Sequential(nn.Linear(4, 4), Checkpointed(), nn.Linear(4, 4))
+    workload = Workload(model, data(8), loss=nn.functional.mse_loss, optimizer=partial(torch.optim.SGD, lr=0.1))
+    job = {"entry": "a.py:b", "steps": 1, "batch_size": 4}
+    units = inspect(workload, JobSpec.parse({"job": job, "directory": "/"}), HostDevice())["units"]
+    assert [unit["backward_changes"] is not None for unit in units] == [False, True, False]
+
+
+def plain_norm(parts: Parts, x: torch.Tensor) -> torch.Tensor:
+    return parts.second(parts.norm(parts.first(x)))
+
+
+def test_a_forward_changes_statistics_and_no_backward_does() -> None:
+    assert {unit["backward_changes"] for unit in told_of(Parts(plain_norm))["units"]} == {None}
