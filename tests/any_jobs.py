@@ -13,7 +13,7 @@ from weft.spec.job_spec import JobSpec
 from weft.spec.presets import AUTO, PRESETS
 from weft.spec.schedule_text import SCHEDULE_NAMES
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).resolve().parent
 CREW = ("cpu",) * 4 + ("gpu",) * 2 + ("loader",) * 6  # of the daemon that they are for
 
 BATCH_SIZES = (1, 3, 8, 8, 8, 16, 19, 40)  # of 19 or 20 samples

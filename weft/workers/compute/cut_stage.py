@@ -23,7 +23,7 @@ from weft.plan.error_places import within
 from weft.plan.plan import SlotValue
 from weft.workers.compute.forward_buffers import Began, ForwardBuffers
 from weft.workers.compute.forward_parts import ForwardParts
-from weft.workers.compute.stage import GivenModes, Stage, Tensors, computing_in, leaf_of, no_leaf
+from weft.workers.compute.stage import GivenModes, Stage, Tensors, computing_in, forget_results, leaf_of, no_leaf
 from weft.workers.devices.device import Accelerator, Device
 from weft.workload.cutting.calls import Made, Seed
 from weft.workload.cutting.cut_step import Bound, CutStep, Sent
@@ -174,6 +174,11 @@ class CutStage(Stage):
         self._saved.clear()
         self._cut.rebind([])
         self._modes.restore()
+
+    def close(self) -> None:
+        self.rewind()
+        self._cut.close()
+        forget_results(self._modes.modules)
 
     # --- runs
 

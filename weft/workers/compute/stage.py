@@ -16,6 +16,8 @@ from torch import nn
 
 from weft.plan.plan import SlotValue
 from weft.workers.devices.device import Device
+from weft.workers.snapshots.attributes import TORCHS
+from weft.workload.cutting.leaves import tensors_in
 
 Tensors = Sequence[torch.Tensor | None]  # None: a value that is not there
 _AS_IT_IS = contextlib.nullcontext()
@@ -71,12 +73,32 @@ class Stage(Protocol):
     def rewind(self) -> None:
         """Forgets all of them; each module trains, or does not, as it was given."""
 
+    def close(self) -> None:
+        """For good: lets go of what runs have left, in the modules too."""
+
+
+def forget_results(modules: Iterable[nn.Module]) -> None:
+    """That modules keep in attributes. Where torch.utils.checkpoint has packed what a graph saves, the graph refers to
+    the modules again, and Python's collector does not see through it: a worker would keep them for all its life."""
+    for module in modules:
+        for name, value in list(vars(module).items()):
+            if name in TORCHS or all(tensor.grad_fn is None for tensor in tensors_in(value)):
+                continue
+            if isinstance(value, (list, dict, set)):
+                value.clear()
+            else:
+                vars(module)[name] = None
+
 
 class GivenModes:
     """Whether each of these modules, and of those within them, trains: as they are now."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._given = [(each, each.training) for module in modules for each in module.modules()]
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        return [each for each, _ in self._given]
 
     def restore(self) -> None:
         for module, training in self._given:

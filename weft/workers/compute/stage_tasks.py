@@ -95,6 +95,11 @@ class StageTasks:
         if self._publish is not None:
             self._publish()
 
+    def close(self) -> None:
+        """For good."""
+        self._split.clear()
+        self._stage.close()
+
     def forward(self, iteration: Iteration, microbatch: int, measured: Measured) -> None:
         part = self._course.part(iteration, self._replica, microbatch)
         if part.size:

@@ -21,7 +21,7 @@ from weft.workers.compute.forward_buffers import Began, ForwardBuffers
 from weft.workers.compute.forward_parts import ForwardParts
 from weft.workers.compute.handover import can_have_gradient, check_fits, is_plain, scalar
 from weft.workers.compute.pairs import DataPair
-from weft.workers.compute.stage import GivenModes, Stage, Tensors, computing_in, no_leaf
+from weft.workers.compute.stage import GivenModes, Stage, Tensors, computing_in, forget_results, no_leaf
 from weft.workers.devices.device import Accelerator, Device
 from weft.workload.randomness import seed_others, unit_key
 from weft.workload.units import Unit
@@ -145,6 +145,10 @@ class UnitStage(Stage):
     def rewind(self) -> None:
         self._saved.clear()
         self._modes.restore()
+
+    def close(self) -> None:
+        self.rewind()
+        forget_results(self._modes.modules)
 
     def _forward(
         self, microbatch: int, step: int, received: Tensors, batch: DataPair, head: Head | None

@@ -180,9 +180,11 @@ class Attempt:
         for board in self.boards.values():
             board.strand()
 
-    def close(self) -> None:
-        """Its lanes have ended."""
+    def close(self, *, for_good: bool = False) -> None:
+        """Its lanes have ended. for_good: it is not rewound."""
         self._snapshots.close()
+        for stage in self._parts.stages.values() if for_good else ():
+            stage.close()
 
     def abort_with(self, board: Board) -> None:
         """Another board on which lanes wait."""

@@ -376,7 +376,7 @@ class _Worker:
         """Of all that it has of the job."""
         self._spares.end()
         if self._attempt is not None:
-            self._attempt.close()
+            self._attempt.close(for_good=True)
         self._attempt, self._kept, self._progress = None, None, list
         if self._spec is not None:
             unload(self._spec, self._baseline.modules)

@@ -215,6 +215,13 @@ class CutStep:
         for placeholder, tensor in bound:
             placeholder.came = tensor
 
+    def close(self) -> None:
+        """For good: lets go of its runs."""
+        self.rebind([])
+        self._tapes.clear()
+        self._came, self._known, self._sent, self.bound = {}, {}, {}, []
+        self._substitutes.begin()
+
     def _tape_of(self, step: Step, batch: Any) -> Tape:
         shapes = [tensor.shape for tensor in tensors_in(batch)]
         key = (step, torch.is_grad_enabled(), self._model.training, *shapes)
