@@ -64,6 +64,7 @@ def test_a_gradient_has_its_own_strides_and_not_those_of_the_value_that_crossed(
             values_of=lambda loss: {"loss": loss},
             precision=contextlib.nullcontext,
             attributes=attributes_of(model),
+            writing=set(),
         )
         model.zero_grad(set_to_none=True)
         assert whole.difference(TrialOutcome.of(model, trial.run(batch, seed), learns=True)) is None

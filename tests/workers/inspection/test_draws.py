@@ -118,6 +118,7 @@ def test_blocks_before_a_module_that_gets_something_else_may_be_left_out(least: 
             values_of=lambda loss: {"loss": loss},
             precision=contextlib.nullcontext,
             attributes=attributes_of(model),
+            writing=set(),
         )
         for microbatch, (run, whole) in enumerate(runs):
             assert differs(model, batch, trial, microbatch, whole) is None

@@ -91,6 +91,7 @@ def trial_of(model: nn.Module, recorded: Recorded, cuts: Sequence[int], *returne
         values_of=lambda loss: {"loss": loss},
         precision=contextlib.nullcontext,
         attributes=attributes_of(model),
+        writing=set(),
     )
 
 
@@ -240,3 +241,39 @@ def plain_norm(parts: Parts, x: torch.Tensor) -> torch.Tensor:
 
 def test_a_forward_changes_statistics_and_no_backward_does() -> None:
     assert {unit["backward_changes"] for unit in told_of(Parts(plain_norm))["units"]} == {None}
+
+
+class AtTimes(nn.Module):
+    """In four of ten forwards it gives back what it got."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.training and bool(torch.rand(()) < 0.4) else x + self.layer(x)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_value_has_a_gradient_where_it_has_one_with_some_draws(seed: int) -> None:
+    """It had none in the run that was looked at, since the only layer before the cut was left out: none came back, and
+    the job trained on other numbers."""
+    model = Parts(lambda parts, x: x)
+    model.inlet, model.run = AtTimes(), lambda parts, x: parts.second(x.detach() * 2 + x)
+    values = told_of(model, seed=seed)["values"]
+    assert {value["name"]: value["differentiable"] for value in values}[">second:0"]
+
+
+def written_to_at_times(parts: Parts, x: torch.Tensor) -> torch.Tensor:
+    x = parts.first(x)
+    y = x if parts.left_out() else x * 2
+    z = parts.second(x.detach().clone())
+    y += z
+    return y
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_unit_writes_to_what_it_is_given_where_it_does_so_with_some_draws(seed: int) -> None:
+    """A stage then works on copies. Without, the job failed where autograd refuses to write to a leaf."""
+    units = told_of(Parts(written_to_at_times), seed=seed)["units"]
+    assert {unit["name"]: unit["in_place"] for unit in units}["second"]

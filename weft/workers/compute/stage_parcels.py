@@ -23,7 +23,8 @@ from weft.workers.memory.parcels import ParcelRing
 
 class StageParcels:
     """received: the names of what the stage receives, in order: by the stage that makes it, and as in its ring. sent:
-    the places of what it sends. returned: which of what is received has a gradient to hand back."""
+    the places of what it sends. returned: which of what is received has a gradient to hand back. awaited: to which of
+    what is sent one comes back."""
 
     def __init__(
         self, rings: Sequence[tuple[Ring, ParcelRing]], stage: int, parameters: Sequence[nn.Parameter] = ()
@@ -45,6 +46,7 @@ class StageParcels:
             if stage in ring.stages
             for number, value in enumerate(ring.values)
         ]
+        self.awaited = frozenset(at for _, _, is_sent, at in self._gradients if is_sent)
         self._back = {
             of_received[value.name]: (made, number)
             for ring, made in gradients

@@ -253,12 +253,23 @@ class StageTasks:
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Where a backward begins, with what."""
         if not self._is_last:
+            self._check_awaited(sent)
             return self._parcels.roots(iteration.index, microbatch, received, sent)
         (loss,) = sent
         assert loss is not None
         part = self._course.part(iteration, self._replica, microbatch)
         # What autograd would make of the product of both, without the product.
         return [loss], [torch.full_like(loss, self._weights.fraction(iteration, part))]
+
+    def _check_awaited(self, sent: Tensors) -> None:
+        for number, tensor in enumerate(sent):
+            if tensor is not None and tensor.requires_grad and number not in self._parcels.awaited:
+                raise WorkloadError(
+                    f"{self._stage.maker(number)} passes on a tensor that parameters have a part in, and had none when "
+                    "the step was tried before training (something was left out at random, most likely), so no "
+                    "gradient comes back; let them have one always, or leave this place out of strategy.split "
+                    "(stages = 1 cuts nowhere)"
+                )
 
     def _hand_back(self, leaf: torch.Tensor | None, iteration: Iteration, microbatch: int, number: int) -> HandBack:
         use = functools.partial(self._parcels.hand_back, iteration.index, microbatch, number)

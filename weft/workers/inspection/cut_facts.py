@@ -26,9 +26,19 @@ from weft.workers.devices.device import Device
 from weft.workers.inspection.cut_proof import MAX_TRIES, CutProof, Whole, evaluating, telling, told_of_a_draw
 from weft.workers.inspection.cut_trial import CutTrial, attributes_of, others_of, put_back, run_as_it_is
 from weft.workers.inspection.looked_at import LookedAt
-from weft.workers.inspection.ran import Ran, StateBefore, Ties, TrialOutcome, carried, first_batch, tried, value_facts
+from weft.workers.inspection.ran import (
+    DRAWS,
+    Ran,
+    StateBefore,
+    TrialOutcome,
+    carried,
+    first_batch,
+    tried,
+    value_facts,
+)
+from weft.workers.inspection.state_facts import cut_units
 from weft.workers.inspection.times import TIMED_RUNS, Times, between, fastest, note, note_split, repeated
-from weft.workers.inspection.unit_facts import SMALL_RUNS, blank_facts, keeps, size_of_small
+from weft.workers.inspection.unit_facts import SMALL_RUNS, keeps, size_of_small
 from weft.workload.cutting.calls import SeededCalls
 from weft.workload.cutting.cut_step import Step
 from weft.workload.cutting.names import named_tensors
@@ -109,6 +119,7 @@ class CutInspection:
         self._kept = {name: buffer.clone() for name, buffer in workload.model.named_buffers()}  # for each run
         self._changing: Sequence[str] = ()  # parameters that the step changes by itself
         self._backward_changes: list[str] = []  # parameters and buffers
+        self._writing: set[int] = set()  # as of CutTrial, in any run
         self._built = {name for name, _ in named_tensors(workload.model)}  # forward may register others
         self._microbatch = 0  # in the key of random numbers
         self._other_draws: list[int] = []  # numbers of microbatches that leave out other blocks
@@ -124,13 +135,14 @@ class CutInspection:
             recorded, whole = self._whole()
             wholes = [whole]
             leave(self._model)
+            recorded = self._with_gradients(recorded)
             if self._learns and self._held_out:
                 recorded = self._with_validation(recorded)
                 wholes.append(self._validated())
             skipped = SkippedCalls(recorded.returned, self._device.torch, recorded.redraws)
             problems = dict(recorded.problems)
             cuts = self._proven(recorded, wholes, skipped, problems)
-            units = self._units(recorded)
+            units = cut_units(self._model, recorded, self._built, self._changing, self._backward_changes)
             self._mark_carriers(units, recorded)
             self._time(units, recorded, cuts, skipped)
             values = self._values(recorded, skipped)
@@ -229,6 +241,16 @@ class CutInspection:
         self._restore()
         return self._record(self._step, self._largest)
 
+    def _with_gradients(self, recorded: Recorded) -> Recorded:
+        """A value that had none may have one with other draws, if somebody is left out inside of a module."""
+        fullest, names = self._microbatch, set[str]()
+        for draw in range(1, DRAWS if self._draws.were_there and recorded.lacks_gradients else 1):
+            self._microbatch = fullest + draw
+            names |= {value.name for value in self._record(self._step, self._largest)[0].values if value.has_gradient}
+            self._restore()
+        self._microbatch = fullest
+        return recorded.with_gradients(names)
+
     def _restore(self) -> None:
         put_back(self._model, self._kept)
 
@@ -279,7 +301,7 @@ class CutInspection:
     def _trial(self, recorded: Recorded, skipped: SkippedCalls, cuts: Sequence[int], step: Step) -> CutTrial:
         skipped.forget()  # as in a job, whose workers have not skipped anything yet
         how: dict[str, Any] = {"values_of": self._results, "precision": self._precision, "attributes": self._attributes}
-        return CutTrial(self._model, step, recorded, cuts, skipped, self._device, **how)
+        return CutTrial(self._model, step, recorded, cuts, skipped, self._device, writing=self._writing, **how)
 
     # --- facts
 
@@ -307,38 +329,6 @@ class CutInspection:
             for name, parameter in self._model.named_parameters()
         }
 
-    def _units(self, recorded: Recorded) -> list[dict[str, Any]]:
-        modules = dict(self._model.named_modules())
-        tensors = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
-        idle = (tensors.keys() & self._built) - frozenset[str]().union(*recorded.uses)
-        ties = Ties()
-        units = []
-        for number, (name, uses) in enumerate(zip(recorded.units, recorded.uses, strict=True)):
-            border = recorded.border(number)
-            own = [tensors[each] for each in uses if each in tensors]
-            buffers = [each for each in uses if each in tensors and not isinstance(tensors[each], nn.Parameter)]
-            own_names = uses | idle if number == 0 else uses
-            kept = sorted({*buffers, *uses.intersection(self._changing)})
-            units.append(
-                blank_facts(
-                    name,
-                    type(modules.get(name, self._model)).__name__,
-                    [each for each in own if isinstance(each, nn.Parameter)],
-                    [tensors[each] for each in buffers],
-                )
-                | {
-                    "state": sorted(own_names),
-                    "backward_changes": next((each for each in self._backward_changes if each in own_names), None),
-                    "repeated": list(recorded.repeated) if number == 0 else [],
-                    "given": [list(each) for each in border.given] if number else [],
-                    "ends": list(border.ends) if number else [],
-                    "late": list(border.late) if number else [],
-                    "instead": [] if number else [list(each) for each in border.instead],
-                }
-                | ties.of(number, [(each, tensors[each]) for each in kept])
-            )
-        return units
-
     def _time(
         self, units: list[dict[str, Any]], recorded: Recorded, cuts: Sequence[int], skipped: SkippedCalls
     ) -> None:
@@ -348,7 +338,7 @@ class CutInspection:
         times = self._times(trial, self._largest, TIMED_RUNS)
         for first, kept_bytes in zip(bounds, trial.kept_bytes, strict=True):
             units[first]["kept_bytes"] = kept_bytes
-        for unit in trial.writing:
+        for unit in self._writing:
             units[unit]["in_place"] = True
         if self._learns and self._spec.strategy.may_split_backwards:
             trial.splits = True

@@ -107,9 +107,9 @@ class CutTrial:
     """cuts: numbers of the units with which stages begin, the first not among them. values_of: what a step returns, by
     name; the loss is differentiated where gradients are enabled. forward_seconds, backward_seconds: of each stage, in
     the last run, without what it has skipped; of a run that has split backwards, split_seconds, of both parts. writing:
-    units; a stage that begins with one of them may write to what it receives, or keep it. kept_bytes: what each
-    stage's forward keeps for a backward, of the last run before which `counts` was set. attributes: of the model as it
-    was built.
+    units, which runs add to; a stage that begins with one of them may write to what it receives, or keep it.
+    kept_bytes: what each stage's forward keeps for a backward, of the last run before which `counts` was set.
+    attributes: of the model as it was built.
     """
 
     def __init__(
@@ -124,6 +124,7 @@ class CutTrial:
         values_of: Callable[[Any], Mapping[str, torch.Tensor]],
         precision: Callable[[], contextlib.AbstractContextManager[object]],
         attributes: Attributes,
+        writing: set[int],
     ) -> None:
         self._device = device
         self._model = model
@@ -141,7 +142,7 @@ class CutTrial:
         self.splits = False  # backwards, as some schedules do
         self._splits: dict[int, SplitBackward] = {}  # by stage, of which the second part is to come
         self.counts = False
-        self.writing: set[int] = set()
+        self._writing = writing
 
     @functools.cached_property
     def _other_memory(self) -> OtherMemory:
@@ -191,7 +192,7 @@ class CutTrial:
                 if before == after:
                     stage.leaves[i] = stage.given[i]
                 if before != after or self._is_kept(stage, stage.given[i]):
-                    self.writing.update(range(value.maker + 1, stage.first + 1))
+                    self._writing.update(range(value.maker + 1, stage.first + 1))
             if number < len(self._stages) - 1:
                 stage.sent = result
                 made.update(zip((value.name for value in stage.sends), result, strict=True))

@@ -1,8 +1,9 @@
-"""State facts: what an optimizer keeps of a parameter, as the planner has to know it to let a bucket move.
+"""State facts: what an optimizer keeps of a parameter, as the planner has to know it to let a bucket move; and what the
+units of a model that is cut by its own forward have of its state.
 
-Found out on an optimizer that has stepped, with a gradient for at least one parameter of each sort. State can move
-where all of it stands in `optimizer.state`, as tensors of the parameter's shape and as numbers. Of any other nobody
-knows what belongs to one parameter: it stays where it is.
+It is found out on an optimizer that has stepped, with a gradient for at least one parameter of each sort. State can
+move where all of it stands in `optimizer.state`, as tensors of the parameter's shape and as numbers. Of any other
+nobody knows what belongs to one parameter: it stays where it is.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from weft.transport.memory.arena import dtype_name
+from weft.workers.inspection.ran import Ties
+from weft.workers.inspection.unit_facts import blank_facts
 from weft.workers.updates.optimizer_state import is_elementwise, options
 from weft.workers.updates.updates import group_of
 from weft.workload.building import number_of
+from weft.workload.cutting.recorded import Recorded
 
 Entry = tuple[str, str, str, int]  # name, kind, dtype, itemsize
 _NUMBERS = (bool, int, float)  # exact types
@@ -122,3 +126,45 @@ def parameter_facts(
         }
         for index, (name, parameter) in enumerate(named)
     ]
+
+
+def cut_units(
+    model: nn.Module,
+    recorded: Recorded,
+    built: Collection[str],
+    changing: Collection[str],
+    backward_changes: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Of each unit of a model that is cut by its own forward, before it is timed. built: names of the parameters and
+    buffers that it began with. changing: of parameters that the step changes. backward_changes: of what a backward
+    does."""
+    modules = dict(model.named_modules())
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    idle = (tensors.keys() & set(built)) - frozenset[str]().union(*recorded.uses)
+    ties = Ties()
+    units = []
+    for number, (name, uses) in enumerate(zip(recorded.units, recorded.uses, strict=True)):
+        border = recorded.border(number)
+        own = [tensors[each] for each in uses if each in tensors]
+        buffers = [each for each in uses if each in tensors and not isinstance(tensors[each], nn.Parameter)]
+        own_names = uses | idle if number == 0 else uses
+        kept = sorted({*buffers, *uses.intersection(changing)})
+        units.append(
+            blank_facts(
+                name,
+                type(modules.get(name, model)).__name__,
+                [each for each in own if isinstance(each, nn.Parameter)],
+                [tensors[each] for each in buffers],
+            )
+            | {
+                "state": sorted(own_names),
+                "backward_changes": next((each for each in backward_changes if each in own_names), None),
+                "repeated": list(recorded.repeated) if number == 0 else [],
+                "given": [list(each) for each in border.given] if number else [],
+                "ends": list(border.ends) if number else [],
+                "late": list(border.late) if number else [],
+                "instead": [] if number else [list(each) for each in border.instead],
+            }
+            | ties.of(number, [(each, tensors[each]) for each in kept])
+        )
+    return units

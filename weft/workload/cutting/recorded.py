@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,10 @@ class Value:
     readers: tuple[int, ...]  # units
     tensor: torch.Tensor
 
+    @property
+    def has_gradient(self) -> bool:
+        return self.tensor.requires_grad
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
@@ -41,6 +45,16 @@ class Recorded:
     computed: frozenset[tuple[str, int]]  # of each operation between them what it is and where, and which time there
     varies: bool  # it asks for numbers that it has drawn: another run may call other modules
     result: Any  # of the step
+
+    @property
+    def lacks_gradients(self) -> bool:
+        """Of some value that could have one."""
+        return any(not each.has_gradient and each.tensor.is_floating_point() for each in self.values)
+
+    def with_gradients(self, names: Collection[str]) -> Recorded:
+        """names: of values that have one."""
+        values = (_differentiable(each) if each.name in names else each for each in self.values)
+        return dataclasses.replace(self, values=tuple(values)) if names else self
 
     def border(self, unit: int) -> Border:
         """Where a stage begins with the unit."""
