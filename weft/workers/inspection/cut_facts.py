@@ -242,7 +242,10 @@ class CutInspection:
         return self._record(self._step, self._largest)
 
     def _with_gradients(self, recorded: Recorded) -> Recorded:
-        """A value that had none may have one with other draws, if somebody is left out inside of a module."""
+        """A value that had none may have one with other draws, if somebody is left out inside of a module; or any, if
+        lines are, by which values have other names."""
+        if recorded.varies:
+            return recorded.with_gradients({value.name for value in recorded.values})
         fullest, names = self._microbatch, set[str]()
         for draw in range(1, DRAWS if self._draws.were_there and recorded.lacks_gradients else 1):
             self._microbatch = fullest + draw
