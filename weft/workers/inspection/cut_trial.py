@@ -140,7 +140,6 @@ class CutTrial:
         self.split_seconds = [(0.0, 0.0)] * len(self._stages)
         self.kept_bytes = [0] * len(self._stages)
         self.splits = False  # backwards, as some schedules do
-        self._splits: dict[int, SplitBackward] = {}  # by stage, of which the second part is to come
         self.counts = False
         self._writing = writing
 
@@ -231,25 +230,16 @@ class CutTrial:
                 if parameter.grad is not None:
                     roots.append((parameter, parameter.grad))
                     parameter.grad = None
-            differentiate = self._first_part if self.splits else self._at_once
-            with self._within_stage(number, seed):
+            stage.step.rebind(stage.bound)
+            differentiate = self._in_two_parts if self.splits else self._at_once
+            with (
+                _blaming(number),
+                _with_attributes(stage.attributes),
+                stage.step.installed(),
+                stage.step.numbers.running_again(seed),
+            ):
                 differentiate(number, stage, roots, gradients)
             stage.leaves, stage.given, stage.sent = [], [], []
-        if self.splits:
-            self._second_parts(seed)
-
-    @contextlib.contextmanager
-    def _within_stage(self, number: int, seed: Seed) -> Iterator[None]:
-        """For a backward, or a part of one."""
-        stage = self._stages[number]
-        stage.step.rebind(stage.bound)
-        with (
-            _blaming(number),
-            _with_attributes(stage.attributes),
-            stage.step.installed(),
-            stage.step.numbers.running_again(seed),
-        ):
-            yield
 
     def _at_once(self, number: int, stage: _Stage, roots: Sequence[_Root], gradients: dict[str, torch.Tensor]) -> None:
         hand_backs = [
@@ -260,7 +250,7 @@ class CutTrial:
         for leaf, hand_back in hand_backs:
             hand_back.finish(leaf)
 
-    def _first_part(
+    def _in_two_parts(
         self, number: int, stage: _Stage, roots: Sequence[_Root], gradients: dict[str, torch.Tensor]
     ) -> None:
         if not roots:
@@ -269,22 +259,12 @@ class CutTrial:
         received = {i: leaf for i, leaf in enumerate(stage.leaves) if leaf is not None and leaf.requires_grad}
         tensors = [root for root, _ in roots]
         given = [torch.ones_like(root) if gradient is None else gradient for root, gradient in roots]
-        handed_on = [parameter for earlier in self._stages[:number] for parameter in earlier.tied]
-        seconds, split = self._device.timed(partial(SplitBackward, tensors, given, received, handed_on))
-        self.split_seconds[number] = seconds, 0.0
-        self._splits[number] = split
+        of_input, split = self._device.timed(partial(SplitBackward, tensors, given, received))
+        self._other_memory.fill_caches()  # what is left of it runs later
+        of_weight, _ = self._device.timed(split.finish)
+        self.split_seconds[number] = of_input, of_weight
         for i, gradient in split.received.items():
             _keep(gradients, stage.receives[i].name, gradient)
-
-    def _second_parts(self, seed: Seed) -> None:
-        """Of all stages, behind the first ones of all: a worker has its own stage's parameters in its caches, and would
-        not if what empties them ran between the stages' first parts."""
-        self._other_memory.fill_caches()  # they run later, or nothing is gained by a split
-        for number, split in self._splits.items():
-            with self._within_stage(number, seed):
-                seconds, _ = self._device.timed(split.finish)
-            self.split_seconds[number] = self.split_seconds[number][0], seconds
-        self._splits = {}
 
 
 def others_of(model: nn.Module, changing: Sequence[str]) -> dict[str, torch.Tensor]:
