@@ -80,14 +80,16 @@ class Stage(Protocol):
 def forget_results(modules: Iterable[nn.Module]) -> None:
     """That modules keep in attributes. Where torch.utils.checkpoint has packed what a graph saves, the graph refers to
     the modules again, and Python's collector does not see through it: a worker would keep them for all its life."""
-    for module in modules:
-        for name, value in list(vars(module).items()):
-            if name in TORCHS or all(tensor.grad_fn is None for tensor in tensors_in(value)):
+    own = ((vars(each), name) for each in modules for name in vars(each).keys() - TORCHS)
+    for attributes, name in own:
+        value = attributes[name]
+        with contextlib.suppress(Exception):  # whatever an object of the user's raises that is looked into
+            if all(tensor.grad_fn is None for tensor in tensors_in(value)):
                 continue
-            if isinstance(value, (list, dict, set)):
+            if isinstance(value, (list, dict)):
                 value.clear()
             else:
-                vars(module)[name] = None
+                attributes[name] = None
 
 
 class GivenModes:

@@ -244,6 +244,8 @@ class CutInspection:
     def _with_gradients(self, recorded: Recorded) -> Recorded:
         """A value that had none may have one with other draws, if somebody is left out inside of a module; or any, if
         lines are, by which values have other names."""
+        if not (self._learns and self._spec.strategy.may_be_cut):
+            return recorded
         if recorded.varies:
             return recorded.with_gradients({value.name for value in recorded.values})
         fullest, names = self._microbatch, set[str]()
