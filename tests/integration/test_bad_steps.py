@@ -243,6 +243,11 @@ CASES: Mapping[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
             SAME_CALLS,
         ],
     ),
+    "a gradient that nobody awaits": (  # it was dropped
+        flow("self.three(self.two(self.one(x)).detach() + 0)", "self.three(self.two(self.one(x)) + 0)"),
+        {"stages": 2, "split": ["three"]},
+        ["passes on a tensor that parameters have a part in, and had none when the step was tried", "(stages = 1 cuts"],
+    ),
     "modules in another order": (
         flow("self.three(self.two(self.spare(self.one(x))))", "self.three(self.spare(self.two(self.one(x))))"),
         {"stages": 2, "split": ["two"]},
