@@ -290,7 +290,8 @@ class CutInspection:
     ) -> list[int]:
         def proof(wholes: Sequence[Whole]) -> CutProof:
             trial, again = partial(self._trial, recorded, skipped), bool(recorded.late)
-            return CutProof(self._model, wholes, trial, seed=self._seed, restore=self._restore, goes_back=again)
+            how = {"restore": self._restore, "forget": skipped.forget}
+            return CutProof(self._model, wholes, trial, seed=self._seed, goes_back=again, **how)
 
         cuts = [unit for unit in range(1, len(recorded.units)) if unit not in problems]
         cuts = proof(wholes).proven(cuts, problems)
@@ -304,7 +305,6 @@ class CutInspection:
         return cuts
 
     def _trial(self, recorded: Recorded, skipped: SkippedCalls, cuts: Sequence[int], step: Step) -> CutTrial:
-        skipped.forget()  # as in a job, whose workers have not skipped anything yet
         how: dict[str, Any] = {"values_of": self._results, "precision": self._precision, "attributes": self._attributes}
         return CutTrial(self._model, step, recorded, cuts, skipped, self._device, writing=self._writing, **how)
 

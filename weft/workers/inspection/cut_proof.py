@@ -35,8 +35,8 @@ class Whole:
 
 
 class CutProof:
-    """trial_of: of a step, cut so. restore: called behind each run, for the model's buffers. goes_back: whether the
-    step goes through units again."""
+    """trial_of: of a step, cut so. restore: called behind each run, for the model's buffers. forget: before one that is
+    to skip calls for the first time. goes_back: whether the step goes through units again."""
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class CutProof:
         *,
         seed: Seed,
         restore: Callable[[], None],
+        forget: Callable[[], None],
         goes_back: bool,
     ) -> None:
         self._model = model
@@ -53,6 +54,7 @@ class CutProof:
         self._trial_of = trial_of
         self._seed = seed
         self._restore = restore
+        self._forget = forget
         self._goes_back = goes_back
 
     def proven(self, cuts: Sequence[int], problems: dict[int, str], told: Told | None = None) -> list[int]:
@@ -77,7 +79,7 @@ class CutProof:
             kept = self._agreeing(kept, problems, told)
         for cut in left_out:  # one may have been blamed for what another has done
             with contextlib.suppress(StageError):
-                if self._difference(sorted([*kept, cut])) is None:
+                if self._difference(sorted([*kept, cut])) is None and self._difference_anew([*kept, cut]) is None:
                     kept = sorted([*kept, cut])
                     del problems[cut]
         return self._agreeing_alone(kept, problems, told) if self._goes_back else kept
@@ -105,12 +107,19 @@ class CutProof:
                 )
         return kept
 
+    def _difference_anew(self, cuts: Sequence[int]) -> str | None:
+        """As a job begins, whose workers have skipped nothing yet: what trials before it know is forgotten."""
+        self._forget()
+        return self._difference(sorted(cuts))
+
     def _difference(self, cuts: Sequence[int]) -> str | None:
         """What differs in runs that are cut so, or None. Errors: StageError."""
         for whole in self._wholes:
             with contextlib.nullcontext() if whole.learns else evaluating(self._model):
                 trial = self._trial_of(cuts, whole.step)
                 differs = self._difference_of(trial, whole) or self._difference_of(trial, whole)  # skips by heart then
+                if differs is None and trial.has_renewed():  # which leaves nothing in the modules that are skipped
+                    differs = self._difference_of(trial, whole)
             if differs is not None:
                 return differs if whole is self._wholes[0] else f"in validation {differs}"
         return None

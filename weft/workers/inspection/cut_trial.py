@@ -131,6 +131,7 @@ class CutTrial:
         self._user_step = step
         self._values_of = values_of
         self._precision = precision
+        self._attributes = attributes
         bounds = [0, *cuts, len(recorded.units)]
         self._stages = [
             _stage(model, recorded, bounds, number, skipped, attributes) for number in range(len(bounds) - 1)
@@ -165,6 +166,14 @@ class CutTrial:
             if torch.is_grad_enabled():
                 self._backward(values["loss"], seed)
         return values
+
+    def has_renewed(self) -> bool:
+        """Where runs have left something in modules: each stage's are as they were built again."""
+        if all(_is_as_built(stage.attributes, self._attributes) for stage in self._stages):
+            return False
+        for stage in self._stages:
+            stage.attributes = _copied(self._attributes)
+        return True
 
     def seconds(self) -> list[tuple[float, float]]:
         """Of each stage in the last run: forward and backward; where backwards are split, both parts of one."""
@@ -326,8 +335,28 @@ def _stage(
         receives,
         sends,
         [parameter for name, parameter in model.named_parameters() if name in names & later],
-        {module: {key: _apart(value) for key, value in kept.items()} for module, kept in attributes.items()},
+        _copied(attributes),
     )
+
+
+def _is_empty(value: Any) -> bool:
+    return type(value) in (list, dict, set) and not value
+
+
+def _is_as_built(attributes: Attributes, built: Attributes) -> bool:
+    """Containers count as other ones, but for empty ones."""
+    return all(
+        kept.keys() == built[module].keys()
+        and all(
+            value is built[module][key] or (_is_empty(value) and _is_empty(built[module][key]))
+            for key, value in kept.items()
+        )
+        for module, kept in attributes.items()
+    )
+
+
+def _copied(attributes: Attributes) -> Attributes:
+    return {module: {key: _apart(value) for key, value in kept.items()} for module, kept in attributes.items()}
 
 
 def _versions(tensors: Sequence[torch.Tensor | None]) -> list[int]:
