@@ -243,7 +243,7 @@ class Program(nn.Module):
         self.statements: list[Statement] = []
         registers = 2
         for _ in range(length):
-            what = chance.choice(CALLS * 3 + ("call", "again", "again", "nested", *LINES))
+            what = chance.choice(CALLS * 3 + ("call", "again", "again", "nested", *LINES, "write", "loss"))
             if what in CALLS or (what == "nested" and not depth):
                 self.parts.append(chance.choice(KINDS)())
             elif what == "nested":
@@ -342,8 +342,6 @@ LINES: Mapping[str, Callable[[Program, Statement, Tensor, Tensor], Tensor]] = {
     "flag": lambda program, each, p, q: p if program.training else q,
     "number": lambda program, each, p, q: p / (1 + p.shape[1]) + torch.arange(WORDS, device=p.device)[:, None] * 0.01,
     "tied": _tied,
-    "write": lambda program, each, p, q: p,  # these two stand in Program.forward
-    "loss": lambda program, each, p, q: p,
 }
 
 

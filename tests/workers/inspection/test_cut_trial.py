@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
+import runpy
 from itertools import chain, combinations
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from weft.workers.devices.host import HostDevice
-from weft.workers.inspection.cut_trial import CutTrial, attributes_of
-from weft.workers.inspection.ran import TrialOutcome
-from weft.workload.cutting.recording import StepRecording
-from weft.workload.cutting.skipped import SkippedCalls
+_TRIALS = runpy.run_path(str(Path(__file__).with_name("cut_trials.py")))
+whole_of, trial_of, differs = (_TRIALS[name] for name in ("whole_of", "trial_of", "differs"))
 
 
 class Listener(nn.Module):
@@ -37,34 +35,14 @@ def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-def seed(number: int) -> None: ...
-
-
 @pytest.mark.parametrize("samples", [1, 3])
 def test_a_gradient_has_its_own_strides_and_not_those_of_the_value_that_crossed(samples: int) -> None:
     """The trial took it from the leaf, which has it copied to the value's strides. The convolution's bias was then
     summed in another order than in the whole model, and sound cuts were refused."""
     torch.manual_seed(0)
     model, batch = Listener(), torch.randn(samples, 8, 40)
-    recording = StepRecording(model)
-    recorded = recording.run(step, batch, seed)
-    with recording.installed_again(seed):
-        recorded.result.backward()
-    whole = TrialOutcome.of(model, {"loss": recorded.result}, learns=True)
+    recorded, whole = whole_of(model, step, batch)
     assert recorded.problems == {}
     units = range(1, len(recorded.units))
     for cuts in chain(combinations(units, 1), combinations(units, 2), [units]):
-        trial = CutTrial(
-            model,
-            step,
-            recorded,
-            cuts,
-            SkippedCalls(recorded.returned),
-            HostDevice(),
-            values_of=lambda loss: {"loss": loss},
-            precision=contextlib.nullcontext,
-            attributes=attributes_of(model),
-            writing=set(),
-        )
-        model.zero_grad(set_to_none=True)
-        assert whole.difference(TrialOutcome.of(model, trial.run(batch, seed), learns=True)) is None
+        assert differs(model, batch, trial_of(model, step, recorded, cuts), whole) is None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
+import runpy
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,15 +16,11 @@ from torch import nn
 from weft.spec.job_spec import JobSpec
 from weft.workers.devices.host import HostDevice
 from weft.workers.inspection.cut_proof import MAX_PROVEN, telling
-from weft.workers.inspection.cut_trial import CutTrial, attributes_of
 from weft.workers.inspection.inspection import inspect
-from weft.workers.inspection.ran import TrialOutcome
-from weft.workload.cutting.calls import Seed
-from weft.workload.cutting.recorded import Recorded
-from weft.workload.cutting.recording import StepRecording
-from weft.workload.cutting.skipped import SkippedCalls
-from weft.workload.randomness import seed_others, seed_unit, unit_key
 from weft.workload.workload import Workload
+
+_TRIALS = runpy.run_path(str(Path(__file__).with_name("cut_trials.py")))
+whole_of, trial_of, differs = (_TRIALS[name] for name in ("whole_of", "trial_of", "differs"))
 
 
 class Block(nn.Module):
@@ -73,55 +70,21 @@ def data(count: int) -> dict[str, torch.Tensor]:
     return {"source": torch.randint(9, (count, 5)), "target": torch.randint(9, (count, 4))}
 
 
-def seeding(microbatch: int) -> Seed:
-    def seed(number: int) -> None:
-        seed_unit(3, 0, microbatch, number)
-        seed_others(unit_key(3, 0, microbatch, number))
-
-    return seed
-
-
-def run_whole(model: nn.Module, batch: Any, microbatch: int) -> tuple[Recorded, TrialOutcome]:
-    model.zero_grad(set_to_none=True)
-    recording = StepRecording(model)
-    recorded = recording.run(step, batch, seeding(microbatch))
-    with recording.installed_again(seeding(microbatch)):
-        recorded.result.backward()
-    return recorded, TrialOutcome.of(model, {"loss": recorded.result}, learns=True)
-
-
-def differs(model: nn.Module, batch: Any, trial: CutTrial, microbatch: int, whole: TrialOutcome) -> str | None:
-    model.zero_grad(set_to_none=True)
-    return whole.difference(TrialOutcome.of(model, trial.run(batch, seeding(microbatch)), learns=True))
-
-
 @pytest.mark.parametrize("least", [7, 9])
 def test_blocks_before_a_module_that_gets_something_else_may_be_left_out(least: int) -> None:
     """The proof took the cut with the blocks that one run had called. In another the first call behind the cut was that
     of the second embedding: its token numbers were sent in the place of what the encoder had made, and it failed."""
     torch.manual_seed(1)
     model, batch = Translator(partial(torch.rand, ()), given), data(3)
-    runs = [run_whole(model, batch, microbatch) for microbatch in range(24)]
+    runs = [whole_of(model, step, batch, microbatch) for microbatch in range(24)]
     recorded, _ = min(runs, key=lambda run: abs(len(run[0].called) - least))  # 9: all; 7: two are known by name alone
     assert recorded.varies
     cuts = [unit for unit in range(1, len(recorded.units)) if unit not in recorded.problems]
     called = set()
     for chosen in ([cuts[1]], [cuts[2], cuts[3]], cuts):
-        skipped = SkippedCalls(recorded.returned, redraws=recorded.redraws)
-        trial = CutTrial(
-            model,
-            step,
-            recorded,
-            chosen,
-            skipped,
-            HostDevice(),
-            values_of=lambda loss: {"loss": loss},
-            precision=contextlib.nullcontext,
-            attributes=attributes_of(model),
-            writing=set(),
-        )
+        trial = trial_of(model, step, recorded, chosen)
         for microbatch, (run, whole) in enumerate(runs):
-            assert differs(model, batch, trial, microbatch, whole) is None
+            assert differs(model, batch, trial, whole, microbatch) is None
             called.add(run.called)
     assert len(called) > 8
 

@@ -3,9 +3,10 @@ step's result, each alone, and what a backward changes. Found by models by chanc
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import runpy
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,15 +16,11 @@ from torch.utils.checkpoint import checkpoint
 
 from weft.spec.job_spec import JobSpec
 from weft.workers.devices.host import HostDevice
-from weft.workers.inspection.cut_trial import CutTrial, attributes_of
 from weft.workers.inspection.inspection import inspect
-from weft.workers.inspection.ran import TrialOutcome
-from weft.workload.cutting.calls import Seed
-from weft.workload.cutting.recorded import Recorded
-from weft.workload.cutting.recording import StepRecording
-from weft.workload.cutting.skipped import SkippedCalls
-from weft.workload.randomness import seed_unit
 from weft.workload.workload import Workload
+
+_TRIALS = runpy.run_path(str(Path(__file__).with_name("cut_trials.py")))
+whole_of, trial_of, differs = (_TRIALS[name] for name in ("whole_of", "trial_of", "differs"))
 
 Forward = Callable[["Parts", torch.Tensor], torch.Tensor]
 
@@ -64,42 +61,6 @@ def data(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(count, 4), torch.randn(count, 4)
 
 
-def seeding(microbatch: int) -> Seed:
-    return partial(seed_unit, 3, 0, microbatch)
-
-
-def whole_of(model: nn.Module, batch: Any, microbatch: int = 0) -> tuple[Recorded, TrialOutcome]:
-    model.zero_grad(set_to_none=True)
-    recording = StepRecording(model)
-    recorded = recording.run(loss_of, batch, seeding(microbatch))
-    with recording.installed_again(seeding(microbatch)):
-        recorded.result.backward()
-    return recorded, TrialOutcome.of(model, {"loss": recorded.result}, learns=True)
-
-
-def trial_of(model: nn.Module, recorded: Recorded, cuts: Sequence[int], *returned: Mapping[Any, Any]) -> CutTrial:
-    skipped = SkippedCalls(recorded.returned, redraws=recorded.redraws)
-    for each in returned:
-        skipped.learn(each)
-    return CutTrial(
-        model,
-        loss_of,
-        recorded,
-        cuts,
-        skipped,
-        HostDevice(),
-        values_of=lambda loss: {"loss": loss},
-        precision=contextlib.nullcontext,
-        attributes=attributes_of(model),
-        writing=set(),
-    )
-
-
-def differs(model: nn.Module, batch: Any, trial: CutTrial, microbatch: int, whole: TrialOutcome) -> str | None:
-    model.zero_grad(set_to_none=True)
-    return whole.difference(TrialOutcome.of(model, trial.run(batch, seeding(microbatch)), learns=True))
-
-
 def told_of(model: nn.Module, step: Callable[..., Any] = loss_of, seed: int = 3, **strategy: Any) -> dict[str, Any]:
     workload = Workload(model, data(8), step=step, optimizer=partial(torch.optim.SGD, lr=0.1))
     job = {"entry": "a.py:b", "steps": 1, "batch_size": 4, "seed": seed}
@@ -124,12 +85,12 @@ def test_each_cut_alone_gives_the_result_where_a_module_that_writes_is_called_ag
     and not a placeholder, and gave that back unwritten: a job of two stages trained on other numbers, and nobody said
     so."""
     model, batch = Parts(again_behind_others), data(4)
-    recorded, whole = whole_of(model, batch)
+    recorded, whole = whole_of(model, loss_of, batch)
     assert recorded.late, "calls of a second pass"
     cuts = [unit for unit in range(1, len(recorded.units)) if unit not in recorded.problems]
     assert len(cuts) > 2
     for chosen in (*([cut] for cut in cuts), cuts):
-        assert differs(model, batch, trial_of(model, recorded, chosen), 0, whole) is None, chosen
+        assert differs(model, batch, trial_of(model, loss_of, recorded, chosen), whole) is None, chosen
 
 
 def a_line(parts: Parts, x: torch.Tensor) -> torch.Tensor:
@@ -161,13 +122,13 @@ def test_a_cut_gives_the_result_whatever_lines_and_second_calls_are_left_out_or_
     model, batch = Parts(run), data(4)
     told = told_of(model, seed=seed)
     problems = {unit for unit, _ in told["cut_problems"]}
-    runs = [whole_of(model, batch, microbatch) for microbatch in range(24)]
+    runs = [whole_of(model, loss_of, batch, microbatch) for microbatch in range(24)]
     names = [unit["name"] for unit in told["units"]]
     recorded = next(recorded for recorded, _ in runs if list(recorded.units) == names)
     for cut in set(range(1, len(names))) - problems:
-        trial = trial_of(model, recorded, [cut], *(recorded.returned for recorded, _ in runs))
+        trial = trial_of(model, loss_of, recorded, [cut], *(recorded.returned for recorded, _ in runs))
         for microbatch, (_, whole) in enumerate(runs):
-            assert differs(model, batch, trial, microbatch, whole) is None, (names[cut], microbatch)
+            assert differs(model, batch, trial, whole, microbatch) is None, (names[cut], microbatch)
 
 
 def others_called_twice(parts: Parts, x: torch.Tensor) -> torch.Tensor:
