@@ -7,9 +7,10 @@ schedule; all processes are started anew several times, since where they lie in 
     torch   torch.distributed.pipelining over Gloo, a process for each stage; peers/torch_pipeline.py
     alone   each stage's tasks without ever waiting, both stages at once on their cores; peers/stage_tasks.py
 
-The limit is the critical cycle of the iteration graph with each task at the median of its times alone. Zero-bubble also
-has what would be left without any bubble, the longer stage's tasks one after the other, and as its peer whichever of
-torch's schedules is the fastest here.
+The limit is the critical cycle of the iteration graph with each task at the median of its times alone. Of orders that
+split backwards there are two, `zero-bubble` and the one that `measured` makes of the model's times; each has its limit,
+and the faster one what would be left without any bubble, the longer stage's tasks one after the other, and as its peer
+whichever of torch's schedules is the fastest here.
 
 And of three stages that are unequal: the order that `schedule = "measured"` makes for them, against the fastest of the
 named ones that have a stage in each worker, all of which are run. The stages rest for times that they are told
@@ -25,7 +26,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,6 +43,7 @@ from weft.client.client import Client
 from weft.plan.inspection import Inspection
 from weft.plan.plan import Plan
 from weft.plan.schedules.named import SCHEDULES
+from weft.plan.schedules.planned import planned_grid
 from weft.plan.worker_view import WorkerView
 from weft.scheduler.daemon.fork_server import ALLOCATOR
 from weft.scheduler.planning.limit import speed_limit
@@ -93,6 +95,9 @@ CASES = (
 
 
 TORCH_SCHEDULES = {"1f1b": 2, "gpipe": 2, "interleaved-zero-bubble": 2, "zero-bubble-v": 4}  # and their stages
+
+
+FORMS = {"zero-bubble": ("zero-bubble", MEASURED)}  # of ours that take turns in one part
 
 
 STARTS, ROUNDS = 3, 8  # of all processes; of slices, from each start on
@@ -152,51 +157,90 @@ PARTS: dict[str, Callable[[bool], list[Result]]] = {
 PARTS["measured-order"] = measured_order
 
 
+@dataclass(slots=True, kw_only=True)
+class Form:
+    """An order of ours, and what was measured of it, by slice. text: as `strategy.schedule` has it."""
+
+    name: str
+    text: str
+    plan: Plan
+    seconds: list[float] = field(default_factory=list)  # of an iteration
+    limits: list[float] = field(default_factory=list)
+    busiest: list[float] = field(default_factory=list)
+
+
 def _measure(case: Case, schedule: str, starts: int, rounds: int) -> list[Result]:
-    plan, stages = _plan(case, schedule)
-    split = [first for first, _ in stages[1:]]
-    weft_seconds: list[float] = []
-    limit_seconds: list[float] = []
-    busy_seconds: list[float] = []
+    stages = stages_of(case, schedule)
+    forms = [_form(case, name, stages) for name in FORMS.get(schedule, (schedule,))]
     torch_seconds: dict[str, list[float]] = {name: [] for name in _peers_of(case, schedule)}
     for _ in range(starts):
-        with ExitStack() as stack:
-            ours = stack.enter_context(sliced_job(_spec(case, schedule, ENDLESS, split), warm=WARM_ITERATIONS))
-            gloo = [
-                SlicedParty(stack.enter_context(torch_peers(case, name, _chunks(stages, TORCH_SCHEDULES[name]))), ask)
-                for name in torch_seconds
-            ]
-            alone = SlicedParty(stack.enter_context(_stage_peers(case, schedule, plan, split)), ask)
-            beside = take_turns([ours, *gloo, alone], rounds, case.seconds)
-            tasks = [_task_seconds(plan, answers, alone.uncounted) for answers in alone.slices()]
-            limits = [speed_limit(plan.graph, seconds).seconds for seconds in tasks]
-            busiest = [_busiest(plan, seconds) for seconds in tasks]
-            rows = medians(ours.slices(), limits, busiest, *(peers.iterations() for peers in gloo))
-        for values, found in zip(
-            [weft_seconds, limit_seconds, busy_seconds, *torch_seconds.values()], rows, strict=True
-        ):
-            values += found
-    name = f"{case.prefix}{schedule.replace('-', '_')}"
+        beside = _start(case, forms, torch_seconds, stages, rounds)
     shape = ", ".join(f"{key} {value}" for key, value in case.args.items() if key != "samples")
     results = [
         ratio_result(
-            f"{name}_over_limit",
-            weft_seconds,
-            limit_seconds,
-            goal=case.over_limit.get(schedule),
+            f"{case.prefix}{form.name.replace('-', '_')}_over_limit",
+            form.seconds,
+            form.limits,
+            goal=case.over_limit.get(form.name),
             how=f"iteration ÷ the graph's limit from task times alone, both cores loaded; GPT {shape}; {beside}",
         )
+        for form in forms
     ]
+    ours = min(forms, key=lambda form: statistics.median(form.seconds))
+    name = f"{case.prefix}{schedule.replace('-', '_')}"
     if goal := case.over_no_bubble.get(schedule):
-        how = "iteration ÷ the longer stage's tasks, one after the other, both cores loaded"
-        results.append(ratio_result(f"{name}_over_no_bubble", weft_seconds, busy_seconds, goal=goal, how=how))
+        how = f"iteration under {ours.name} ÷ the longer stage's tasks, one after the other, both cores loaded"
+        results.append(ratio_result(f"{name}_over_no_bubble", ours.seconds, ours.busiest, goal=goal, how=how))
     if torch_seconds:
         best = min(torch_seconds, key=lambda each: statistics.median(torch_seconds[each]))
         which = f"{best}, the fastest of {', '.join(torch_seconds)}" if len(torch_seconds) > 1 else "same schedule"
-        how = f"iteration of torch.distributed.pipelining over Gloo ÷ ours, same cut, cores and allocator; {which}"
+        of_ours = f", the faster of {' and '.join(form.name for form in forms)}" if len(forms) > 1 else ""
+        how = (
+            "iteration of torch.distributed.pipelining over Gloo ÷ ours, same cut, cores and allocator; "
+            f"{which}; ours: {ours.name}{of_ours}"
+        )
         goal = case.vs_torch.get(schedule)
-        results.append(ratio_result(f"{name}_vs_torch", torch_seconds[best], weft_seconds, goal=goal, how=how))
+        results.append(ratio_result(f"{name}_vs_torch", torch_seconds[best], ours.seconds, goal=goal, how=how))
     return results
+
+
+def _form(case: Case, name: str, stages: list[list[int]]) -> Form:
+    """What is made of measured times is made once, and all parties have it as a grid."""
+    plan = _planned(_spec(case, name, steps=1000, split=_split(stages)))
+    text = planned_grid(plan) if name == MEASURED else name
+    assert text is not None
+    return Form(name=name, text=text, plan=plan)
+
+
+def _start(
+    case: Case, forms: list[Form], torch_seconds: dict[str, list[float]], stages: list[list[int]], rounds: int
+) -> str:
+    """Of all processes. What was measured is added to the forms and to torch_seconds."""
+    with ExitStack() as stack:
+        ours = [
+            stack.enter_context(sliced_job(_spec(case, form.text, ENDLESS, _split(stages)), warm=WARM_ITERATIONS))
+            for form in forms
+        ]
+        gloo = [
+            SlicedParty(stack.enter_context(torch_peers(case, name, _chunks(stages, TORCH_SCHEDULES[name]))), ask)
+            for name in torch_seconds
+        ]
+        alone = [SlicedParty(stack.enter_context(_stage_peers(case, form, _split(stages))), ask) for form in forms]
+        beside = take_turns([*ours, *gloo, *alone], rounds, case.seconds)
+        columns: list[Sequence[list[float] | float]] = []
+        for form, job, peers in zip(forms, ours, alone, strict=True):
+            tasks = [_task_seconds(form.plan, answers, peers.uncounted) for answers in peers.slices()]
+            limits = [speed_limit(form.plan.graph, seconds).seconds for seconds in tasks]
+            columns += [job.slices(), limits, [_busiest(form.plan, seconds) for seconds in tasks]]
+        rows = medians(*columns, *(peers.iterations() for peers in gloo))
+    kept = [column for form in forms for column in (form.seconds, form.limits, form.busiest)]
+    for values, found in zip([*kept, *torch_seconds.values()], rows, strict=True):
+        values += found
+    return beside
+
+
+def _split(stages: list[list[int]]) -> list[int]:
+    return [first for first, _ in stages[1:]]
 
 
 def _peers_of(case: Case, schedule: str) -> list[str]:
@@ -229,13 +273,12 @@ def _spec(case: Case, schedule: str, steps: int, split: list[int] | None = None)
 
 
 def stages_of(case: Case, schedule: str) -> list[list[int]]:
-    """[first, last] of each, as the planner cuts."""
-    return _plan(case, schedule)[1]
+    """[first, last] of each, as the planner cuts; every party has these."""
+    return [[stage.first, stage.last] for stage in _planned(_spec(case, schedule, steps=1000)).stages]
 
 
-def _plan(case: Case, schedule: str) -> tuple[Plan, list[list[int]]]:
-    """The plan, whose graph gives the limit, and the stages [first, last] that every party uses."""
-    spec = _spec(case, schedule, steps=1000)
+def _planned(spec: JobSpec) -> Plan:
+    """Its graph gives the limit."""
     script = (
         "import json, sys, torch; torch.set_num_threads(1);"
         "from weft.spec.job_spec import JobSpec; from weft.workload.entry import load_workload;"
@@ -250,8 +293,7 @@ def _plan(case: Case, schedule: str) -> tuple[Plan, list[list[int]]]:
         check=True,
         timeout=300,
     ).stdout
-    plan = make_plan(spec, Inspection.from_wire(json.loads(output)), shared_bytes_free=1 << 40)
-    return plan, [[stage.first, stage.last] for stage in plan.stages]
+    return make_plan(spec, Inspection.from_wire(json.loads(output)), shared_bytes_free=1 << 40)
 
 
 def _weft(client: Client, spec: JobSpec) -> float:
@@ -289,8 +331,8 @@ def torch_peers(
 
 
 @contextmanager
-def _stage_peers(case: Case, schedule: str, plan: Plan, split: list[int]) -> Iterator[Party]:
-    spec = _spec(case, schedule, 1000, split).to_wire()
+def _stage_peers(case: Case, form: Form, split: list[int]) -> Iterator[Party]:
+    spec, plan = _spec(case, form.text, 1000, split).to_wire(), form.plan
     configs = [
         {
             "spec": spec,

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from weft.plan.schedules.greedy import PATIENCE, OrderRule, greedy
+from weft.plan.schedules.grid import drawn
+from weft.plan.schedules.schedule import Pass
 from weft.spec.admission import problem_of_crew, problem_of_spec
 from weft.spec.field_errors import SpecError
 from weft.spec.job_spec import JobSpec
@@ -123,7 +126,21 @@ def _strategy(chance: random.Random) -> dict[str, Any]:
         strategy["microbatches"] = chance.randint(1, 6)
     if chance.random() < 0.5:
         strategy["schedule"] = chance.choice(SCHEDULE_NAMES)
+    if "stages" in strategy and "microbatches" in strategy and chance.random() < OFTEN:
+        strategy["schedule"] = _grid(chance, strategy["stages"], strategy["microbatches"])
     return strategy | {axis: chance.choice(values) for axis, values in AXES.items() if chance.random() < OFTEN}
+
+
+def _grid(chance: random.Random, stages: int, microbatches: int) -> str:
+    """Some backwards whole, some in parts."""
+    times: dict[Pass, float] = {}
+    rule = OrderRule(
+        limits=tuple(chance.randint(1, 6) for _ in range(stages)),
+        whole=chance.choice((None, *range(microbatches))),
+        patience=chance.choice(PATIENCE),
+    )
+    made = greedy(stages, microbatches, lambda each: times.setdefault(each, chance.choice((0.0, 1.0, 3.0))), rule)
+    return drawn(made, "by chance")
 
 
 def _replica(chance: random.Random) -> dict[str, Any]:

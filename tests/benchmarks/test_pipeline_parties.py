@@ -18,9 +18,10 @@ ALONE = "each stage alone"
 
 @contextmanager
 def party_of(name: str) -> Iterator[Any]:
-    plan, stages = pipeline._plan(SMALL, "zero-bubble")
+    stages = pipeline.stages_of(SMALL, "zero-bubble")
     if name == ALONE:
-        with pipeline._stage_peers(SMALL, "zero-bubble", plan, [first for first, _ in stages[1:]]) as peers:
+        form = pipeline._form(SMALL, "measured", stages)
+        with pipeline._stage_peers(SMALL, form, pipeline._split(stages)) as peers:
             yield peers
     else:
         with pipeline.torch_peers(SMALL, name, pipeline._chunks(stages, TORCH_SCHEDULES[name])) as peers:

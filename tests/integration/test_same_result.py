@@ -14,6 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from weft.plan.kinds import Kind
+from weft.plan.schedules.greedy import OrderRule, greedy
+from weft.plan.schedules.grid import drawn
 from weft.reference import loop as reference
 from weft.spec.job_spec import JobSpec
 from weft.spec.schedule_text import SCHEDULE_NAMES, STAGES_PER_WORKER
@@ -96,6 +99,17 @@ def test_any_strategy_gives_the_result_of_the_plain_loop(
 def test_a_backward_in_two_parts_gives_it_too(daemon: RealDaemon, job: str, recompute: bool) -> None:
     how = {"schedule": "zero-bubble", "recompute": recompute}
     assert same_as_the_plain_loop(daemon, examples_spec(JOBS[job], stages=3, microbatches=6, **how))
+
+
+@pytest.mark.slow
+@pytest.mark.pairs(job=("digits", "gpt, dropout 0.2"), stages=(2, 3), whole=(1, 4), recompute=(False, True))
+def test_backwards_of_which_the_later_ones_are_in_two_parts_give_it_too(
+    daemon: RealDaemon, job: str, stages: int, whole: int, recompute: bool
+) -> None:
+    order = greedy(stages, 6, lambda each: 1.0, OrderRule(limits=(6,) * stages, whole=whole))
+    assert {Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT} < {each.kind for each in order.passes(stages - 1)}
+    how = {"schedule": drawn(order, "mixed"), "recompute": recompute}
+    assert same_as_the_plain_loop(daemon, examples_spec(JOBS[job], stages=stages, microbatches=6, **how))
 
 
 @pytest.mark.slow

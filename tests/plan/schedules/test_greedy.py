@@ -11,6 +11,7 @@ from weft.plan.schedules.checking import check_schedule
 from weft.plan.schedules.greedy import OrderRule, Seconds, fastest, greedy, period
 from weft.plan.schedules.grid import grid_of, schedule_of
 from weft.plan.schedules.named import SCHEDULES
+from weft.plan.schedules.schedule import Pass
 from weft.spec.schedule_text import MEASURED
 
 shapes = st.tuples(st.integers(1, 5), st.integers(1, 7))
@@ -36,7 +37,7 @@ def test_whatever_passes_take_an_order_has_no_deadlock_and_keeps_no_more_than_it
     times = data.draw(st.dictionaries(st.integers(), st.sampled_from([0.0, 0.5, 1.0, 7.0]), min_size=8, max_size=8))
     rule = OrderRule(
         limits=tuple(data.draw(st.lists(st.integers(1, 8), min_size=num_stages, max_size=num_stages))),
-        splits=data.draw(st.booleans()),
+        whole=data.draw(st.none() | st.integers(0, num_microbatches)),
         patience=data.draw(st.sampled_from([0.0, 0.5, 2.0])),
     )
     made = greedy(num_stages, num_microbatches, lambda each: list(times.values())[hash(each) % 8], rule)
@@ -55,6 +56,22 @@ def test_a_second_part_stands_where_a_stage_would_wait() -> None:
     assert period(SCHEDULES["1f1b"](2, 3), alike) == 12
     assert period(SCHEDULES["zero-bubble"](2, 3), alike) == 10
     assert period(made, alike) == 9, "the first stage never waits"
+
+
+def test_backwards_are_whole_as_long_as_nobody_waits_for_their_first_parts() -> None:
+    """A part of its own costs something."""
+
+    def seconds(each: Pass) -> float:
+        return {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0}.get(each.kind, 1.05)
+
+    made = fastest(2, 8, seconds, splits=True)
+    assert [" ".join(line) for line in grid_of(made)] == [
+        "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 . B6 . B7",
+        ". F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 I5 F6 I6 F7 I7 W5 W6 W7",
+    ]
+    assert period(made, seconds) == pytest.approx(8 * 3 + 3 * 0.1)
+    assert period(SCHEDULES["zero-bubble"](2, 8), seconds) > 25.5
+    assert period(SCHEDULES["1f1b"](2, 8), seconds) == 27
 
 
 def test_of_orders_that_are_as_fast_the_one_that_keeps_the_fewest_microbatches_is_taken() -> None:

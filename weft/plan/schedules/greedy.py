@@ -4,13 +4,14 @@ Whoever is free first computes what is there, of several things the one for whic
 forward, and the second part of a backward only where it would wait otherwise. Where all passes take as long and whole
 backwards twice that:
 
-    zero-bubble                        greedy
-    F0 F1  . B0 F2 B1  .  . B2         F0 F1 F2 B0  . B1  . B2
-     . F0 I0 F1 I1 W0 F2 I2 W1 W2       . F0 I0 F1 I1 F2 I2 W0 W1 W2
+    zero-bubble                                 greedy
+    F0 F1  . B0 F2 B1 F3  . B2  .  . B3         F0 F1 F2 F3 B0 B1  . B2  . B3
+     . F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3       . F0 B0 F1 I1 F2 I2 F3 I3 W1 W2 W3
 
 The second stage begins its next iteration when the first one has gone back and forward once more, and by then greedy's
-has nothing left to do. It keeps no more microbatches than a rule lets it, and no such order is always better than a
-named one: several are made, by several rules, and `period` says what each comes to.
+has nothing left to do. Nobody waits for the first microbatches' gradients while forwards are left to do, so their
+backwards are whole: a part of its own costs something. An order keeps no more microbatches than a rule lets it, and
+none is always better than a named one: several are made, by several rules, and `period` says what each comes to.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from weft.plan.kinds import Kind
 from weft.plan.schedules.schedule import Pass, Schedule
@@ -25,6 +27,7 @@ from weft.plan.schedules.schedule import Pass, Schedule
 Seconds = Callable[[Pass], float]  # what a pass takes; at least for those of a backward, whole and in parts
 
 PATIENCE = (0.0, 0.5, 1.0)  # of the rules tried
+WHOLES = 8  # numbers of whole backwards tried, at most
 ITERATIONS = 6  # of which the last half are those of a steady state
 ALIKE = 1.01  # two periods no further apart than a prediction is wrong anyway; arbitrary
 
@@ -32,7 +35,9 @@ ALIKE = 1.01  # two periods no further apart than a prediction is wrong anyway; 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderRule:
     limits: tuple[int, ...]  # by stage: microbatches in flight
-    splits: bool = False  # backwards, of all stages but the first, are in two parts
+    whole: int | None = (
+        None  # so many microbatches' backwards; the later ones', but in the first stage, are in two parts
+    )
     patience: float = 0.0  # of what a second part takes: a wait is worth so much of it
 
 
@@ -58,21 +63,24 @@ def of_one_speed(num_stages: int, num_microbatches: int) -> Schedule:
 def _rules(num_stages: int, num_microbatches: int, splits: bool) -> Iterator[OrderRule]:
     """Limits: those of 1f1b and of last-stage, and twice as many as the most of 1f1b."""
     following = range(num_stages, 0, -1)
+    wholes = range(0, num_microbatches, -(-num_microbatches // WHOLES)) if splits else [None]
     for limits in (list(following), [2 * n - 1 for n in following], [2 * num_stages] * num_stages):
         fitting = tuple(min(limit, num_microbatches) for limit in limits)
-        for patience in PATIENCE if splits else PATIENCE[:1]:
-            yield OrderRule(limits=fitting, splits=splits, patience=patience)
+        for whole, patience in product(wholes, PATIENCE if splits else PATIENCE[:1]):
+            yield OrderRule(limits=fitting, whole=whole, patience=patience)
 
 
 def period(schedule: Schedule, seconds: Seconds) -> float:
     """What an iteration takes in the long run, if each worker goes on to the next one at once."""
     order = list(schedule.in_order())
+    places = {each: place for place, (_, each) in enumerate(order)}
+    steps = [(worker, [places[needed] for needed in schedule.needs(each)], seconds(each)) for worker, each in order]
     free, ends = [0.0] * len(schedule.programs), []
     for _ in range(ITERATIONS):
-        ended: dict[Pass, float] = {}
-        for worker, each in order:
-            start = max([free[worker], *(ended[needed] for needed in schedule.needs(each))])
-            free[worker] = ended[each] = start + seconds(each)
+        ended: list[float] = []
+        for worker, needs, takes in steps:
+            free[worker] = max([free[worker], *(ended[needed] for needed in needs)]) + takes
+            ended.append(free[worker])
         ends.append(max(free))
     warm = ITERATIONS // 2
     return (ends[-1] - ends[warm - 1]) / (ITERATIONS - warm)
@@ -83,12 +91,12 @@ class _List:
         self._num_microbatches = num_microbatches
         self._seconds = seconds
         self._rule = rule
-        splits = rule.splits
-        self._back = [Kind.INPUT if splits and stage else Kind.BACKWARD for stage in range(num_stages)]
         self._ended: dict[Pass, float] = {}
         self._free = [0.0] * num_stages
         self._programs: list[list[Pass]] = [[] for _ in range(num_stages)]
-        self._counts = [dict.fromkeys((Kind.FORWARD, back, Kind.WEIGHT), 0) for back in self._back]
+        self._forwards = [0] * num_stages
+        self._backs = [0] * num_stages  # whole ones, and first parts
+        self._finished = [self._whole(stage) for stage in range(num_stages)]  # second parts, and those without
 
     def to_end(self) -> Schedule:
         stages = range(len(self._programs))
@@ -99,18 +107,30 @@ class _List:
                 return Schedule(tuple(map(tuple, self._programs)))
             self._free[each.stage] = self._ended[each] = start + self._seconds(each)
             self._programs[each.stage].append(each)
-            self._counts[each.stage][each.kind] += 1
+            self._count(each.kind)[each.stage] += 1
             for stage in {each.stage - 1, each.stage, each.stage + 1}.intersection(stages):
                 following[stage] = self._next(stage)
 
+    def _count(self, kind: Kind) -> list[int]:
+        return {Kind.FORWARD: self._forwards, Kind.WEIGHT: self._finished}.get(kind, self._backs)
+
+    def _whole(self, stage: int) -> int:
+        """So many first microbatches' backwards."""
+        return self._num_microbatches if stage == 0 or self._rule.whole is None else self._rule.whole
+
+    def _back(self, stage: int, m: int) -> Pass:
+        """What hands back."""
+        return Pass(stage, Kind.BACKWARD if m < self._whole(stage) else Kind.INPUT, m)
+
     def _next(self, stage: int) -> tuple[float, int, Pass]:
         """(start, the number of stages before it, as a negative number, pass): of what is known by now."""
-        counts, free, back = self._counts[stage], self._free[stage], self._back[stage]
-        returns, goes = (Pass(stage, kind, counts[kind]) for kind in (back, Kind.FORWARD))
+        free = self._free[stage]
+        returns = self._back(stage, self._backs[stage])
+        goes = Pass(stage, Kind.FORWARD, self._forwards[stage])
         arrivals = self._arrival(returns), self._arrival(goes)
         start = max(free, min(arrivals))
-        late = Pass(stage, Kind.WEIGHT, counts[Kind.WEIGHT])
-        waits = back is Kind.INPUT and late.microbatch < counts[back] and start > free
+        late = Pass(stage, Kind.WEIGHT, self._finished[stage])
+        waits = late.microbatch < self._backs[stage] and start > free
         if waits and free + self._rule.patience * self._seconds(late) <= start:
             return free, -stage, late
         return start, -stage, returns if arrivals[0] <= start else goes
@@ -123,9 +143,7 @@ class _List:
         if kind is not Kind.FORWARD:
             own = self._ended.get(Pass(stage, Kind.FORWARD, m), math.inf)
             last = stage + 1 == len(self._programs)
-            return own if last else max(own, self._ended.get(Pass(stage + 1, self._back[stage + 1], m), math.inf))
-        counts = self._counts[stage]
-        ended = counts[Kind.WEIGHT if self._back[stage] is Kind.INPUT else Kind.BACKWARD]
-        if m - ended >= self._rule.limits[stage]:
+            return own if last else max(own, self._ended.get(self._back(stage + 1, m), math.inf))
+        if m - min(self._backs[stage], self._finished[stage]) >= self._rule.limits[stage]:
             return math.inf
         return self._ended.get(Pass(stage - 1, kind, m), math.inf) if stage else 0.0
