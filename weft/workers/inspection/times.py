@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import psutil
 import torch
 
 from weft.spec.job_spec import JobSpec
@@ -15,6 +16,8 @@ from weft.workers.devices.device import Device
 
 TIMED_RUNS = 3  # after one that warms up; the fastest counts
 MORE_RUNS, MORE_SECONDS = 6, 0.3  # so many of what is quick: of a whole model, in no more time than this
+AGAIN = 4  # times more, as long as none went without memory that is new to the process
+NEW_BYTES = 1 << 20  # to fault them in takes some 3 ms on a virtual machine; tiny models never come to so many
 LOADS, LOADING_SECONDS = 2, 0.05  # beside a first one that took no longer
 COPIED_BYTES = 16 << 20  # beyond the caches of a core
 
@@ -29,15 +32,28 @@ def between(least: Times, largest: Times, part: float) -> Times:
     ]
 
 
-def repeated(once: Callable[[], Result], least: int, spec: JobSpec, parts: int = 1) -> list[Result]:
-    """What so many runs tell; some more that are quick, where strategies are compared or a plan is asked for. parts: in
-    which the model is timed, this one among them."""
-    most = MORE_RUNS if spec.strategy.is_auto or spec.plan_for is not None else least
+def repeated(once: Callable[[], Result], least: int, spec: JobSpec | None = None, parts: int = 1) -> list[Result]:
+    """What so many runs tell; some more that are quick, where strategies are compared or a plan is asked for; and where
+    all of them had to fault in memory, which a job has after its first iterations. parts: in which the model is timed,
+    this one among them."""
+    compares = spec is not None and (spec.strategy.is_auto or spec.plan_for is not None)
+    most = MORE_RUNS if compares else least
     began = time.perf_counter()
     found: list[Result] = []
-    while len(found) < least or (len(found) < most and time.perf_counter() - began < MORE_SECONDS / parts):
+    is_settled = False
+    while (
+        len(found) < least
+        or (not is_settled and len(found) < least + AGAIN)
+        or (len(found) < most and time.perf_counter() - began < MORE_SECONDS / parts)
+    ):
+        before = _resident_bytes()
         found.append(once())
+        is_settled |= _resident_bytes() - before < NEW_BYTES
     return found
+
+
+def _resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)
 
 
 def fastest(runs: Sequence[Times]) -> Times:

@@ -18,7 +18,7 @@ from weft.plan.error_places import step_place, within
 from weft.workers.devices.device import Device
 from weft.workers.devices.host import HostDevice
 from weft.workers.inspection.state_facts import optimizer_memory, sort_of
-from weft.workers.inspection.times import TIMED_RUNS, OtherMemory
+from weft.workers.inspection.times import TIMED_RUNS, OtherMemory, repeated
 from weft.workers.snapshots.plain import why_not_plain
 from weft.workers.updates.optimizer_state import options
 from weft.workload.optimizer import make_optimizer
@@ -152,7 +152,7 @@ def _measured(optimizer: torch.optim.Optimizer, sample: GradientSample, device: 
         other.fill_caches()
         return device.timed(optimizer.step)[0]
 
-    seconds = min(once() for _ in range(TIMED_RUNS))
+    seconds = min(repeated(once, TIMED_RUNS))
     after = optimizer_memory(optimizer)
     return UpdateTimes(seconds * scale, optimizer, moves=after == before, hides=after[-1] != before[-1])
 
