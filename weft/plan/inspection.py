@@ -45,6 +45,10 @@ class UnitFacts:
     small_backward_seconds: float = 0.0
     input_part: float | None = None  # of backward_seconds, what the first of two parts takes, for the stage before
     weight_part: float | None = None  # and the second, for the parameters; both together are 1 or more
+    around_forward_seconds: float = 0.0  # of a stage that begins with it, beside its units: the user's step
+    around_backward_seconds: float = 0.0
+    around_input_seconds: float = 0.0  # of the parts of a backward
+    around_weight_seconds: float = 0.0
 
     # Where no schedule of the job splits backwards, half is the parameters', where there are any.
 

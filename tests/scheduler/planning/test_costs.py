@@ -96,6 +96,22 @@ def test_a_split_backward_takes_what_was_found_out_and_of_a_first_stage_all_is_t
     assert (seconds["INPUT(0,0)"], seconds["WEIGHT(0,0)"]) == (again, 2.0)
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_is_around_the_units_of_a_stage_is_there_once_for_each_stage_and_pass(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf, recompute: bool
+) -> None:
+    around = {f"around_{kind}_seconds": n for n, kind in enumerate(("forward", "backward", "input", "weight"), 10)}
+    units = [unit_of(n, input_part=0.5, weight_part=0.75, **around) for n in range(4)]
+    inspection = inspection_of(units, copy_bytes_per_second=math.inf)
+    grid = "F0 F1 B0 B1\nF0 I0 W0 F1 B1\n"
+    plan = plan_of(inspection, stages=2, split=[1], microbatches=2, schedule=grid, recompute=recompute)
+    seconds = {str(task): plan.task_seconds[task.id] for task in plan.graph.tasks}
+    again, again_behind = (10 + 1.0, 10 + 3.0) if recompute else (0.0, 0.0)
+    assert (seconds["FORWARD(0,0)"], seconds["BACKWARD(0,0)"]) == (10 + 1.0, 11 + 2.0 + again)
+    assert (seconds["FORWARD(1,0)"], seconds["BACKWARD(1,1)"]) == (10 + 3.0, 11 + 6.0 + again_behind)
+    assert (seconds["INPUT(1,0)"], seconds["WEIGHT(1,0)"]) == (12 + 3.0 + again_behind, 13 + 4.5)
+
+
 def test_validation_of_a_speculative_update_is_expected_to_find_it_right(
     plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
 ) -> None:

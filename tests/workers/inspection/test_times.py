@@ -67,6 +67,44 @@ def test_memory_that_is_new_to_the_process_shows() -> None:
     del there
 
 
+class Cut:
+    """What a trial's stages take in each run."""
+
+    def __init__(self, *runs: times.Times, parts: times.Times) -> None:
+        self.splits = False
+        self._runs, self._parts = itertools.cycle(runs), parts
+
+    def seconds(self) -> times.Times:
+        return self._parts if self.splits else next(self._runs)
+
+
+def test_what_stages_of_a_unit_take_more_than_one_of_all_is_around_the_units(spec_of: Callable[..., JobSpec]) -> None:
+    """In each but the first, whose begin is another; the fastest of the runs counts, of each stage."""
+    alone = Cut(
+        [(3.0, 5.0), (4.0, 9.0), (7.0, 7.0), (9.0, 8.0)],
+        [(9.0, 9.0), (5.0, 7.0), (6.0, 7.0), (5.0, 6.0)],
+        parts=[(0.0, 3.0), (4.0, 4.0), (4.0, 4.0), (4.0, 4.0)],
+    )
+    together = Cut([(3.0, 5.0), (11.0, 18.0)], [(9.0, 9.0), (13.0, 16.0)], parts=[(0.0, 3.0), (10.0, 12.0)])
+    timed = times.CutTimes(alone, together, lambda each, batch: None, spec_of())
+    assert timed.of("batch", 2) == [(1.0, 3.0), (2.0, 5.0), (4.0, 5.0), (3.0, 4.0)]
+    assert timed.around == (2.0, 2.0)
+    assert timed.of_other("batch", 2) == timed.of("batch", 2)
+    assert timed.parts_of("batch", 2) == ([(0.0, 3.0), (3.0, 4.0), (3.0, 4.0), (3.0, 4.0)], (1.0, 0.0))
+    assert timed.around == (2.0, 2.0), "of whole backwards"
+
+
+def test_what_is_around_units_is_never_all_that_they_take_and_never_less_than_nothing(
+    spec_of: Callable[..., JobSpec],
+) -> None:
+    alone, slower = Cut([(1.0, 1.0), (9.0, 9.0), (1.0, 1.0)], parts=[]), Cut([(1.0, 1.0), (30.0, 2.0)], parts=[])
+    timed = times.CutTimes(alone, slower, lambda each, batch: None, spec_of())
+    assert timed.of("batch", 1) == [(1.0, pytest.approx(0.1)), (9.0, 1.0), (1.0, pytest.approx(0.1))]
+    assert timed.around == (0.0, 8.0)
+    two = times.CutTimes(alone, None, lambda each, batch: None, spec_of())
+    assert (two.of("batch", 1), two.around) == ([(1.0, 1.0), (9.0, 9.0), (1.0, 1.0)], (0.0, 0.0))
+
+
 def test_a_quick_load_is_made_again_and_the_first_counts_for_no_more_than_the_others(work: Work) -> None:
     """It has made what all of them use."""
     loads = iter([work(5 * QUICK), work(2 * QUICK), work(3 * QUICK)])

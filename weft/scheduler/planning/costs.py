@@ -130,6 +130,14 @@ class PlannedJob:
                 handed.setdefault((Holder(ring.replica, stage), ring.role is not Role.ACTIVATION), []).append(ring)
         return handed
 
+    def around(self, task: Task, inspection: Inspection) -> float:
+        """Seconds of a forward or backward beside its units, whatever the microbatch; once, where it is in parts."""
+        if task.goes_on or not self.samples(task):
+            return 0.0
+        first = inspection.units_on(self.plan.replicas[task.holder.replica].device)[self.stages[task.holder].first]
+        seconds: float = sum(getattr(first, f"around_{kind}_seconds") for kind in self.computed(task))
+        return seconds * self.slowness(task, inspection)
+
     def handing(self, task: Task, inspection: Inspection) -> tuple[float, float]:
         """Seconds in which a forward or backward passes on what it has made, or a device takes it up: whatever the
         microbatch, and of the largest one."""
@@ -198,6 +206,7 @@ class _Costs:
                 fixed, each = self._job.handing(task, self._inspection)
                 crowding = self._job.crowding(self._job.device(task), self._inspection.host)
                 computing = seconds * self._job.slowness(task, self._inspection)
+                computing += self._job.around(task, self._inspection)
                 return (computing + each * self._size(task) + fixed) * crowding
             case Kind.DOWN | Kind.UP | Kind.RELOAD:
                 return self._inspection.link_seconds(self._bucket(task).num_bytes)

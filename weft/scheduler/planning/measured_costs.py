@@ -114,7 +114,8 @@ class MeasuredCosts:
         device, units = job.device(task), job.units(task)
         corrections = [self._correction(task, device, u) if corrected else (1.0, 1.0) for u in units]
         of_task, of_largest = job.handing(task, self._inspection)
-        fixed = (of_task + (not task.goes_on) * TASK_SECONDS[task.kind]) * fmean(of_call for of_call, _ in corrections)
+        of_task += (not task.goes_on) * TASK_SECONDS[task.kind] + job.around(task, self._inspection)
+        fixed = of_task * fmean(of_call for of_call, _ in corrections)
         each = of_largest / largest_microbatch(job.spec) * fmean(of_sample for _, of_sample in corrections)
         slowness = job.slowness(task, self._inspection)
         for kind in computed:
@@ -189,7 +190,8 @@ def _line_of(inspection: Inspection, largest: int, unit: UnitFacts, kind: Kind) 
     if not 0 < inspection.small_size < largest:
         return Line(0.0, seconds / largest)
     each = min(max((seconds - small) / (largest - inspection.small_size), 0.0), seconds / largest)
-    return Line(max(seconds - largest * each - UNIT_SECONDS[kind], 0.0), each)
+    is_apart = getattr(unit, f"around_{kind}_seconds") > 0  # what a stage has once is not in these
+    return Line(max(seconds - largest * each - (0.0 if is_apart else UNIT_SECONDS[kind]), 0.0), each)
 
 
 def inspected_size(spec: JobSpec, inspection: Inspection) -> int:

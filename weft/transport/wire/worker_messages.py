@@ -95,6 +95,10 @@ class _Unit(TypedDict):
     small_backward_seconds: _Seconds
     input_part: NotRequired[_Seconds | None]
     weight_part: NotRequired[_Seconds | None]
+    around_forward_seconds: NotRequired[_Seconds]
+    around_backward_seconds: NotRequired[_Seconds]
+    around_input_seconds: NotRequired[_Seconds]
+    around_weight_seconds: NotRequired[_Seconds]
 
 
 @with_config(_MESSAGE)

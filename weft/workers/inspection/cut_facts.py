@@ -37,7 +37,7 @@ from weft.workers.inspection.ran import (
     value_facts,
 )
 from weft.workers.inspection.state_facts import cut_units
-from weft.workers.inspection.times import TIMED_RUNS, Times, between, fastest, note, note_split, repeated
+from weft.workers.inspection.times import TIMED_RUNS, CutTimes, Times, between, note, note_around, note_split
 from weft.workers.inspection.unit_facts import SMALL_RUNS, keeps, size_of_small
 from weft.workload.cutting.calls import SeededCalls
 from weft.workload.cutting.cut_step import Step
@@ -339,39 +339,35 @@ class CutInspection:
     ) -> None:
         bounds = [0, *cuts]
         trial = self._trial(recorded, skipped, cuts, self._step)
+        together = self._trial(recorded, skipped, cuts[:1], self._step) if len(cuts) > 1 else None
+        timed = CutTimes(trial, together, partial(run_as_it_is, seed=self._seed), self._spec)
         trial.counts = self._learns and not self._spec.strategy.compile
-        times = self._times(trial, self._largest, TIMED_RUNS)
+        times = timed.of(self._largest, TIMED_RUNS)
         for first, kept_bytes in zip(bounds, trial.kept_bytes, strict=True):
             units[first]["kept_bytes"] = kept_bytes
         for unit in self._writing:
             units[unit]["in_place"] = True
+        note_around(units, bounds, ("forward", "backward"), timed.around)
         if self._learns and self._spec.strategy.may_split_backwards:
-            trial.splits = True
-            if (split := tried(partial(self._times, trial, self._largest, SMALL_RUNS))) is not None:
-                note_split(units, bounds, times, split)
-            trial.splits = False
+            if (split := tried(partial(timed.parts_of, self._largest, SMALL_RUNS))) is not None:
+                note_split(units, bounds, times, split[0])
+                note_around(units, bounds, ("input", "weight"), split[1])
+            timed.splits(False)
         if self._least is not None:
-            least = tried(partial(self._times_of_other, trial, skipped, self._least))
+            least = tried(partial(self._times_of_other, timed, skipped, self._least))
             times = times if least is None else between(least, times, self._between)
         note(units, bounds, times, "")
         if self._small[0]:
-            small = tried(partial(self._times_of_other, trial, skipped, self._small[1]))
+            small = tried(partial(self._times_of_other, timed, skipped, self._small[1]))
             if small is None:
                 self._small = (0, None)
             else:
                 note(units, bounds, small, "small_")
         self._restore()
 
-    def _times_of_other(self, trial: CutTrial, skipped: SkippedCalls, batch: Any) -> Times:
+    def _times_of_other(self, timed: CutTimes, skipped: SkippedCalls, batch: Any) -> Times:
         skipped.learn(self._record(self._step, batch)[0].returned)
-        return self._times(trial, batch, SMALL_RUNS)
-
-    def _times(self, trial: CutTrial, batch: Any, runs: int) -> Times:
-        def once() -> Times:
-            run_as_it_is(trial, batch, self._seed)
-            return trial.seconds()
-
-        return fastest(repeated(once, runs, self._spec))
+        return timed.of_other(batch, SMALL_RUNS)
 
     def _values(self, recorded: Recorded, skipped: SkippedCalls) -> list[dict[str, Any]]:
         largest = max(self._samples)

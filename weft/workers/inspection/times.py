@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import psutil
 import torch
@@ -23,6 +23,7 @@ COPIED_BYTES = 16 << 20  # beyond the caches of a core
 
 Result = TypeVar("Result")
 Times = list[tuple[float, float]]  # of each stage of a trial, forward and backward; or both parts of a backward
+LEAST_OF_UNITS = 0.1  # of what a stage of one unit takes, at least; arbitrary: nothing takes no time
 
 
 def between(least: Times, largest: Times, part: float) -> Times:
@@ -61,9 +62,83 @@ def fastest(runs: Sequence[Times]) -> Times:
     return [(min(first for first, _ in stage), min(second for _, second in stage)) for stage in zip(*runs, strict=True)]
 
 
+class Timed(Protocol):
+    """A trial of a cut step."""
+
+    splits: bool
+
+    def seconds(self) -> Times: ...
+
+
+class CutTimes:
+    """What the units of a cut step take, and what a stage takes beside its units: the user's step, skipped calls.
+
+    alone: a trial of a stage for each unit. together: one of the first stage, and of one of all other units; None where
+    there are no two of these. run: one of them, with a batch.
+    """
+
+    def __init__(self, alone: Timed, together: Timed | None, run: Callable[[Any, Any], None], spec: JobSpec) -> None:
+        self._alone, self._together = alone, together
+        self._run, self._spec = run, spec
+        self.around = (0.0, 0.0)
+
+    def of(self, batch: Any, runs: int) -> Times:
+        """Of each unit; and what is around them is known."""
+        times, self.around = self._apart(batch, runs)
+        return times
+
+    def of_other(self, batch: Any, runs: int) -> Times:
+        return _without(self._times(self._alone, batch, runs), self.around)
+
+    def parts_of(self, batch: Any, runs: int) -> tuple[Times, tuple[float, float]]:
+        """Of backwards, of each unit, and what is around them."""
+        self.splits(True)
+        return self._apart(batch, runs)
+
+    def splits(self, splits: bool) -> None:
+        """Whether backwards are in two parts."""
+        self._alone.splits = splits
+        if self._together is not None:
+            self._together.splits = splits
+
+    def _apart(self, batch: Any, runs: int) -> tuple[Times, tuple[float, float]]:
+        alone = self._times(self._alone, batch, runs)
+        if self._together is None:
+            return alone, (0.0, 0.0)
+        (_, together), num_others = self._times(self._together, batch, runs), len(alone) - 1
+        first, second = (
+            max(0.0, (sum(own) - both) / (num_others - 1))
+            for own, both in zip(zip(*alone[1:], strict=True), together, strict=True)
+        )
+        return _without(alone, (first, second)), (first, second)
+
+    def _times(self, trial: Timed, batch: Any, runs: int) -> Times:
+        def once() -> Times:
+            self._run(trial, batch)
+            return trial.seconds()
+
+        return fastest(repeated(once, runs, self._spec))
+
+
+def _without(times: Times, around: tuple[float, float]) -> Times:
+    """Of the units alone. times: of stages of a unit each."""
+    return [
+        (max(first - around[0], LEAST_OF_UNITS * first), max(second - around[1], LEAST_OF_UNITS * second))
+        for first, second in times
+    ]
+
+
 def note(units: list[dict[str, Any]], bounds: Sequence[int], times: Times, prefix: str) -> None:
     for unit, (forward, backward) in zip(bounds, times, strict=True):
         units[unit] |= {f"{prefix}forward_seconds": forward, f"{prefix}backward_seconds": backward}
+
+
+def note_around(
+    units: list[dict[str, Any]], bounds: Sequence[int], kinds: tuple[str, str], around: tuple[float, float]
+) -> None:
+    """kinds: of passes, as facts are called."""
+    for unit in bounds:
+        units[unit] |= {f"around_{kind}_seconds": seconds for kind, seconds in zip(kinds, around, strict=True)}
 
 
 def note_split(units: list[dict[str, Any]], bounds: Sequence[int], whole: Times, split: Times) -> None:

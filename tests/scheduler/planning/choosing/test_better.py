@@ -109,12 +109,15 @@ def test_an_order_that_is_made_of_times_is_made_again(spec_of: SpecOf, like_unit
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero-bubble", "dynamic"])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("copies", [5e9, 64 / 2e-3])
+@pytest.mark.parametrize("around", [0.0, 5e-4])
 def test_a_corrected_inspection_predicts_what_was_measured(
-    spec_of: SpecOf, like_units: Inspection, schedule: str, recompute: bool, copies: float
+    spec_of: SpecOf, like_units: Inspection, schedule: str, recompute: bool, copies: float, around: float
 ) -> None:
     """Also where to pass a value on takes as long as a unit."""
     spec = spec_with(spec_of, schedule=schedule, recompute=recompute)
-    like_units = replace(like_units, copy_bytes_per_second=copies)
+    beside = {f"around_{kind}_seconds": around for kind in ("forward", "backward", "input", "weight")}
+    units = tuple(replace(unit, **beside) for unit in like_units.units)
+    like_units = replace(like_units, units=units, copy_bytes_per_second=copies)
     plan = MAKE(spec, like_units)
     seconds = took(spec, plan, like_units, SECOND_HALF)
     known = corrected(PlannedJob(spec, plan), like_units, seconds)

@@ -94,16 +94,17 @@ class _Stages:
         if not inspected:
             return 1.0
         took = sum(self._seconds[task.id] for task in ran) / self._crowding
-        beside = sum(TASK_SECONDS[task.kind] + self._handing(task) for task in ran)
+        beside = sum(TASK_SECONDS[task.kind] + self._beside(task) for task in ran)
         if kind is Kind.BACKWARD:  # with recompute a forward is in it
             again = sum(self._units(task, Kind.FORWARD) for task in ran)
             beside += again and again * self.factor(stage, Kind.FORWARD)
         return max(took - beside, took / 2) / inspected
 
-    def _handing(self, task: Task) -> float:
-        """Seconds of what it passes on, which is no unit's."""
+    def _beside(self, task: Task) -> float:
+        """Seconds of what it passes on, and of what is around a stage's units, which are no unit's."""
         of_task, of_largest = self._job.handing(task, self._inspection)
-        return of_task + of_largest * self._job.samples(task) / largest_microbatch(self._job.spec)
+        handing = of_task + of_largest * self._job.samples(task) / largest_microbatch(self._job.spec)
+        return handing + self._job.around(task, self._inspection)
 
     def _is_of(self, task: Task, stage: StagePlan, kind: Kind) -> bool:
         computes = KINDS[task.kind].computes and (task.kind is Kind.FORWARD) == (kind is Kind.FORWARD)
