@@ -8,12 +8,14 @@ group, whoever's limit it was: in `memory.events`, or `memory.oom_control`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from weft.machine.mounts import Mount, read_mounts
 
+Limit = TypeVar("Limit", int, float)
 UNLIMITED_BYTES = 1 << 60  # version 1 writes the largest multiple of a page for no limit
 
 
@@ -28,18 +30,22 @@ class CgroupLimits:
 
 
 def read_cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
-    memory: list[tuple[int, str]] = []
-    cpus: list[tuple[float, str]] = []
-    for mount, controllers, path in _hierarchies(root):
-        for group in _groups(root, mount, path):
-            shown = "/" + str(group.relative_to(root))
-            if "memory" in controllers and (num_bytes := _memory_bytes(group)) is not None:
-                memory.append((num_bytes, shown))
-            if "cpu" in controllers and (count := _cpus(group)) is not None:
-                cpus.append((count, shown))
-    num_bytes, memory_from = min(memory, default=(None, None))
-    count, cpus_from = min(cpus, default=(None, None))
+    num_bytes, memory_from = min(_of_groups(root, "memory", _memory_bytes), default=(None, None))
+    count, cpus_from = min(_of_groups(root, "cpu", _cpus), default=(None, None))
     return CgroupLimits(memory_bytes=num_bytes, memory_from=memory_from, cpus=count, cpus_from=cpus_from)
+
+
+def read_memory_limit(root: Path = Path("/")) -> int | None:
+    """In bytes; None: there is none."""
+    return min((num_bytes for num_bytes, _ in _of_groups(root, "memory", _memory_bytes)), default=None)
+
+
+def _of_groups(root: Path, controller: str, read: Callable[[Path], Limit | None]) -> Iterator[tuple[Limit, str]]:
+    """The limits that bind, each with its group's directory."""
+    for mount, controllers, path in _hierarchies(root):
+        for group in _groups(root, mount, path) if controller in controllers else ():
+            if (limit := read(group)) is not None:
+                yield limit, "/" + str(group.relative_to(root))
 
 
 def read_oom_kills(root: Path = Path("/")) -> int | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from weft.machine.cgroups import read_cgroup_limits
+from weft.machine.cgroups import read_memory_limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class FreeMemory:
 
 def free_memory() -> FreeMemory:
     status = os.statvfs("/dev/shm")
-    available, limit = psutil.virtual_memory().available, read_cgroup_limits().memory_bytes
+    available, limit = psutil.virtual_memory().available, read_memory_limit()
     return FreeMemory(
         shared=status.f_bavail * status.f_frsize, host=available if limit is None else min(available, limit)
     )

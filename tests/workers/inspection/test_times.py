@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from weft.spec.job_spec import JobSpec
 from weft.workers.inspection import times
@@ -62,9 +62,9 @@ def test_what_had_to_fault_in_memory_is_run_again(monkeypatch: pytest.MonkeyPatc
 
 def test_memory_that_is_new_to_the_process_shows() -> None:
     before = times._resident_bytes()
-    there = torch.ones(8 * times.NEW_BYTES, dtype=torch.uint8)
-    assert times._resident_bytes() - before >= 7 * times.NEW_BYTES
-    del there
+    with mmap.mmap(-1, 8 * times.NEW_BYTES) as there:
+        there.write(bytes(len(there)))
+        assert times._resident_bytes() - before >= 7 * times.NEW_BYTES
 
 
 class Cut:

@@ -262,9 +262,9 @@ class Driver:
             case events.SetTimer():
                 asyncio.get_running_loop().call_later(command.seconds, self.feed, events.Ticked())
             case events.PlanJob() | events.Prepare() | events.SaveResult() | events.Release():
-                if isinstance(command, events.Prepare) and command.position == 0:
-                    self._begin(command)
                 self._pool.send(command.worker, order_of(command, self.estate))
+                if isinstance(command, events.Prepare) and command.worker == self.core.jobs[command.job].workers[-1]:
+                    self._begin(command)  # while they prepare
             case events.HandMemoryOn():
                 run = self.runs[command.job]
                 if command.worker == self.core.jobs[command.job].workers[0]:

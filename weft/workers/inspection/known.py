@@ -46,10 +46,11 @@ class Known:
     directory: Path | None = None  # None where nothing is kept
     modules: Collection[str] = ()  # names of those that were there before the job's
     tell: Callable[[str], None] = lambda text: None  # what people should know
+    unchanged: Callable[[JobSpec, Workload, dict[str, Any]], None] = lambda *of_job: None  # with what is known of it
 
     def quiet(self) -> Known:
         """For what is found out beside something else."""
-        return dataclasses.replace(self, tell=lambda text: None)
+        return dataclasses.replace(self, tell=lambda text: None, unchanged=lambda *of_job: None)
 
     def facts(
         self,
@@ -81,6 +82,7 @@ class Known:
         found: dict[str, Any] | None = known.find(spec.entry_file, key)
         if found is not None:
             self.tell("the job has not changed since it was inspected; what was found out then stands")
+            self.unchanged(spec, workload, found)
             return found
         began, waited = time.perf_counter(), _waited_seconds()
         found = inspect()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from weft.plan.worker_view import Unneeded
 from weft.spec.job_spec import JobSpec
@@ -15,13 +17,45 @@ from weft.workload.entry import load_workload, unload
 from weft.workload.workload import Workload
 
 
+class Untouched:
+    """A workload that was loaded for an inspection, and that nobody has run since what it would find out was known: the
+    stage of the worker that has it may begin with it. Of little memory, and with rows of tensors for data: whatever
+    else they are, to load the batch that an inspection compares runs code of the user's."""
+
+    def __init__(self) -> None:
+        self._there: tuple[JobSpec, Workload] | None = None
+
+    def note(self, spec: JobSpec, workload: Workload, facts: Mapping[str, Any]) -> None:
+        """facts: of the inspection."""
+        num_bytes = sum(parameter.nbytes for parameter in workload.model.parameters())
+        is_little = facts["data_bytes"] is not None and num_bytes + facts["data_bytes"] <= LITTLE_BYTES
+        self._there = (spec, workload) if is_little else None
+
+    def or_unload(self, spec: JobSpec, before: Collection[str]) -> None:
+        """After a look."""
+        if self._there is None:
+            unload(spec, before)
+            gc.collect()  # models are full of cycles, and the job wants the memory
+
+    def take(self, spec: JobSpec, before: Collection[str]) -> Workload | None:
+        """Once; None where there is none, or it is of another strategy."""
+        there, self._there = self._there, None
+        if there is None or there[0] == spec:
+            return there and there[1]
+        unload(spec, before)
+        return None
+
+
 @contextlib.contextmanager
-def built(spec: JobSpec, unneeded: Unneeded, before: Collection[str]) -> Iterator[Workload]:
+def built(spec: JobSpec, unneeded: Unneeded, before: Collection[str], untouched: Untouched) -> Iterator[Workload]:
     """The workload, of which the caller keeps what it needs and drops the rest before it leaves the block.
 
     What is unneeded has no values, or, where the user's function asks for these or copies modules, it is all there, and
     the job's workers take turns. before: as of `unload`. Errors: as of `load_workload`.
     """
+    if (found := untouched.take(spec, before)) is not None:
+        yield found
+        return
     copies = unneeded.copied_bytes > LITTLE_BYTES
     with contextlib.ExitStack() as stack:
         if is_much(unneeded):

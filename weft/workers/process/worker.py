@@ -41,7 +41,7 @@ from weft.workers.inspection.known import Known
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.lanes.lanes import Progress, run_lanes
 from weft.workers.lanes.queue import Inbox
-from weft.workers.process.built import built, built_again, is_much
+from weft.workers.process.built import Untouched, built, built_again, is_much
 from weft.workers.process.connection import Connection, leave_without_link
 from weft.workers.process.footprint import Footprint, peak_resident_bytes, reset_peak, trim
 from weft.workers.process.job_output import job_output
@@ -89,6 +89,7 @@ class _Worker:
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._inboxes: dict[str, Inbox] = {}
         self._attempt: Attempt | None = None
+        self._untouched = Untouched()
         self._handing: threading.Thread | None = None  # the attempt's memory on to another directory
         self._client: Directory | None = None  # the newest one
         self._kept: Kept | None = None  # what another attempt of the job can go on with
@@ -191,12 +192,11 @@ class _Worker:
     def _inspect(self, message: Message) -> None:
         spec = self._enter(message)
         before = set(sys.modules)
-
         looks = Looks(
             load=partial(load_again, before),
             device=self._device,
             host=Host(**message["host"]),
-            known=Known(self._inspections, before, lambda text: self._send_output(f"{self._config.worker}: {text}\n")),
+            known=Known(self._inspections, before, self._told, self._untouched.note),
             use_own=partial(self._compute_on, message["cores"], message["threads"]),
             use_all=message["all_threads"] and partial(self._compute_on, message["all_cores"], message["all_threads"]),
             keep_kernels=partial(keep_in, Path(self._config.compiled)),
@@ -204,9 +204,8 @@ class _Worker:
         try:
             inspection = looks.of(spec)
         finally:
-            unload(spec, before)
+            self._untouched.or_unload(spec, before)
             self._compute_on((), None)
-        gc.collect()  # models are full of cycles, and the job wants the memory
         self._send({"type": "inspected", **self._job, "inspection": inspection})
 
     def _prepare(self, message: Message) -> None:
@@ -269,12 +268,12 @@ class _Worker:
                     threads=self._threads,
                     stamps=self._config.stamps,
                     observer=observer,
-                    watch=self._watch,
+                    watch=partial(setattr, self, "_progress"),
                     free=view.free,
                 )
             finally:
                 for told in self._attempt.notices():
-                    self._send_output(f"{self._config.worker}: {told}\n")
+                    self._told(told)
 
     def _build(self, message: Message, spec: JobSpec) -> None:
         """The worker's part of the job, from the user's function on."""
@@ -285,7 +284,8 @@ class _Worker:
         directory = self._directory(message["arenas"])
         snapshots = directory.of(message["snapshots"])
         begins, saved = begin_of(message["snapshot"], view, snapshots)
-        with built(spec, view.unneeded, self._baseline.modules) as workload, self._device.computing():
+        built_now = built(spec, view.unneeded, self._baseline.modules, self._untouched)
+        with built_now as workload, self._device.computing():
             self._attempt = Attempt(
                 spec,
                 view,
@@ -302,7 +302,7 @@ class _Worker:
             del workload, saved  # the other stages' units go with it
         self._kept = Kept(message["arenas"], view, snapshots, self._attempt)
         if notice := self._device.notice():
-            self._send_output(f"{self._config.worker}: {notice}\n")
+            self._told(notice)
 
     def _enter(self, message: Message) -> JobSpec:
         self._spec = spec = JobSpec.parse(message["spec"])
@@ -335,9 +335,6 @@ class _Worker:
         assert self._attempt is not None
         assert self._attempt.on_epoch is not None
         self._send({"type": "epoch", **self._job, "stop": asks_to_stop(self._attempt.on_epoch, message["values"])})
-
-    def _watch(self, progress: Progress) -> None:
-        self._progress = progress
 
     def _hand_memory_on(self, attempt: Attempt | None, message: Message) -> None:
         """A thread of its own."""
@@ -377,7 +374,7 @@ class _Worker:
         self._spares.end()
         if self._attempt is not None:
             self._attempt.close(for_good=True)
-        self._attempt, self._kept, self._progress = None, None, list
+        self._attempt, self._kept, self._progress, self._untouched = None, None, list, Untouched()
         if self._spec is not None:
             unload(self._spec, self._baseline.modules)
         os.chdir("/")
@@ -395,6 +392,9 @@ class _Worker:
 
     def _send(self, message: Message) -> None:
         self._connection.send(message)
+
+    def _told(self, text: str) -> None:
+        self._send_output(f"{self._config.worker}: {text}\n")
 
     def _send_output(self, text: str) -> None:
         self._send({"type": "output", **self._job, "text": encodable(text)})
