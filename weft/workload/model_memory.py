@@ -7,6 +7,8 @@ So the model is settled as soon as it is loaded; what would mean something else 
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save
@@ -86,10 +88,17 @@ def _check_saved(model: nn.Module) -> None:
             raise WorkloadError(f"Workload.model: the name {name!r:.80} is no text; give one in UTF-8")
     dtypes = {tensor.dtype: name for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
     for dtype, name in dtypes.items():
-        try:
-            save({name: torch.empty(0, dtype=dtype)})
-        except (KeyError, SafetensorError):
+        if not _can_be_saved(dtype):
             raise WorkloadError(
                 f"Workload.model: {name!r} is {str(dtype).removeprefix('torch.')}, which model.safetensors cannot "
                 "hold; use another dtype (complex64 for complex numbers), or keep a buffer with persistent=False"
-            ) from None
+            )
+
+
+@functools.cache
+def _can_be_saved(dtype: torch.dtype) -> bool:
+    try:
+        save({"": torch.empty(0, dtype=dtype)})
+    except (KeyError, SafetensorError):
+        return False
+    return True
