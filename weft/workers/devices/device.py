@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar
 
 from torch import Tensor, nn
 from torch import device as TorchDevice
@@ -139,25 +140,30 @@ class Device(Memory, Numbers, Streams, Life, Protocol):
     """What every worker has one of."""
 
 
-@runtime_checkable
-class Accelerator(Device, Protocol):
+class Accelerator(Device):
     """A device whose lanes have streams."""
 
     finishes_at_once: bool  # a task that was launched is over
 
+    @abstractmethod
     def stream(self, lane: str) -> Stream: ...
 
+    @abstractmethod
     def record_here(self) -> Event:
         """A point in the stream that the calling thread launches into, from inside a task."""
 
+    @abstractmethod
     def take_acts(self) -> list[Act]:
         """What `tell` and `after` have left to do since the last call, of this thread."""
 
+    @abstractmethod
     def take_launch_ns(self) -> int:
         """When `launching` was first called since the last time this was, by this thread; 0 where it was not."""
 
+    @abstractmethod
     def lend(self, directory: Directory, name: str, num_bytes: int) -> Tensor:
         """A block of its memory that another worker's accelerator may borrow until the job ends."""
 
+    @abstractmethod
     def borrow(self, directory: Directory, name: str) -> Tensor:
         """The block that another worker's accelerator has lent. Errors: KeyError where none has."""
