@@ -73,3 +73,42 @@ def test_a_job_that_has_failed_is_inspected_anew(keeping: Any) -> None:
     again = keeping.run(spec)
     assert again["state"] == "completed"
     assert STANDS not in keeping.log_of(again["job"])
+
+
+COUNTED = (
+    SOURCE
+    + """
+import dataclasses
+make = workload
+
+class Items(torch.utils.data.Dataset):
+    def __init__(self, inputs, targets):
+        self.items = list(zip(inputs, targets))
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, number):
+        return self.items[number]
+
+def workload(items=False):
+    print("one more call")
+    made = make()
+    return dataclasses.replace(made, train=Items(*made.train)) if items else made
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("items", "calls"), [(False, [4, 3]), (True, [4, 4])])
+def test_a_known_jobs_first_stage_begins_with_what_was_loaded_for_the_look(
+    keeping: Any, items: bool, calls: list[int]
+) -> None:
+    """But where the look has run code of the user's: it has loaded a batch. Three workers prepare."""
+    spec = keeping.spec(COUNTED, strategy={"stages": 2, "microbatches": 3}, args={"items": items})
+    results = [keeping.run(spec) for _ in range(2)]
+    logs = [keeping.log_of(each["job"]) for each in results]
+    assert [STANDS in log for log in logs] == [False, True]
+    assert [log.count("one more call") for log in logs] == calls
+    first, second = [load_file(each["model"]) for each in results]
+    assert all(second[name].equal(tensor) for name, tensor in first.items())

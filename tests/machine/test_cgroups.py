@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.machine.cgroups import CgroupLimits, read_cgroup_limits, read_oom_kills
+from weft.machine.cgroups import CgroupLimits, read_cgroup_limits, read_memory_limit, read_oom_kills
 
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw\n"
 
@@ -29,7 +29,9 @@ def test_the_least_limit_of_our_group_and_those_above_it_counts(tmp_path: Path) 
         "user.slice/job/cpu.max": "max 100000\n",
         "other/memory.max": "1\n",
     }
-    limits = read_cgroup_limits(tree(tmp_path, "0::/user.slice/job\n", V2_MOUNT, files))
+    root = tree(tmp_path, "0::/user.slice/job\n", V2_MOUNT, files)
+    limits = read_cgroup_limits(root)
+    assert read_memory_limit(root) == limits.memory_bytes
     assert limits == CgroupLimits(
         memory_bytes=8 << 30,
         memory_from="/sys/fs/cgroup/user.slice",

@@ -13,7 +13,7 @@ import pytest
 
 from weft.plan.worker_view import Unneeded
 from weft.spec.job_spec import JobSpec
-from weft.workers.process.built import built, is_much
+from weft.workers.process.built import Untouched, built, is_much
 from weft.workload.building import LITTLE_BYTES, digest_of, number_of
 from weft.workload.entry import load_workload, unload
 from weft.workload.workload import WorkloadError
@@ -73,7 +73,7 @@ def test_what_is_unneeded_has_no_memory_where_there_is_much_of_it_and_nobody_ask
     unneeded = without(0, 1, spec=spec, num_bytes=num_bytes)
     assert is_much(unneeded) is (num_bytes > LITTLE_BYTES)
     whole = load_workload(spec).model
-    with built(spec, unneeded, set(sys.modules)) as workload:
+    with built(spec, unneeded, set(sys.modules), Untouched()) as workload:
         model = workload.model
         places = {model.get_parameter(f"{layer}.weight").data_ptr() for layer in range(3)}
         assert len(places) == (2 if is_shared else 3)
@@ -86,7 +86,7 @@ def test_a_function_that_raises_is_called_again_in_a_module_of_its_own_and_its_e
     before = set(sys.modules)
     with (
         pytest.raises(ValueError, match="call 1: no such thing"),
-        built(of(spec, error="no such thing"), unneeded, before),
+        built(of(spec, error="no such thing"), unneeded, before, Untouched()),
     ):
         pass
 
@@ -108,12 +108,12 @@ def test_whole_models_are_built_one_at_a_time(
     has_begun, may_end, entered = threading.Event(), threading.Event(), threading.Event()
 
     def build() -> None:
-        with built(spec, unneeded, set(sys.modules)):
+        with built(spec, unneeded, set(sys.modules), Untouched()):
             has_begun.set()
             may_end.wait(30.0)
 
     def build_too() -> None:
-        with built(spec, unneeded, set(sys.modules)):
+        with built(spec, unneeded, set(sys.modules), Untouched()):
             entered.set()
 
     first, other = threading.Thread(target=build), threading.Thread(target=build_too)
@@ -133,7 +133,10 @@ def test_whole_models_are_built_one_at_a_time(
 def test_a_turn_ends_with_an_error_too(spec: JobSpec) -> None:
     unneeded = Unneeded(copied_bytes=LARGE)
     for _ in range(2):
-        with pytest.raises(WorkloadError, match=r"job\.args"), built(of(spec, nothing="1"), unneeded, set(sys.modules)):
+        with (
+            pytest.raises(WorkloadError, match=r"job\.args"),
+            built(of(spec, nothing="1"), unneeded, set(sys.modules), Untouched()),
+        ):
             pass
 
 
@@ -143,7 +146,7 @@ def test_a_part_with_other_values_than_were_inspected_is_built_again_whole(spec:
     assert digest is not None
     for told, is_whole in ((digest, False), (digest + 1, True)):
         unneeded = replace(without(0, 1, spec=spec), digests={4: told})
-        with built(spec, unneeded, set(sys.modules)) as workload:
+        with built(spec, unneeded, set(sys.modules), Untouched()) as workload:
             weights = [workload.model.get_parameter(f"{layer}.weight") for layer in range(3)]
             assert len({each.data_ptr() for each in weights}) == (3 if is_whole else 2)
 
@@ -152,6 +155,38 @@ def test_what_is_built_and_not_kept_leaves_no_huge_pages_half_empty(spec: JobSpe
     """A worker's most memory was 1.3 times its part of the model, and 1.14 before its heap had huge pages."""
     libc, get = ctypes.CDLL(None), 42  # PR_GET_THP_DISABLE
     for num_bytes, inside in ((LARGE, 1), (LITTLE_BYTES, 0)):
-        with built(spec, without(1, spec=spec, num_bytes=num_bytes), set(sys.modules)):
+        with built(spec, without(1, spec=spec, num_bytes=num_bytes), set(sys.modules), Untouched()):
             assert libc.prctl(get, 0, 0, 0, 0) == inside
         assert libc.prctl(get, 0, 0, 0, 0) == 0
+
+
+def test_what_was_loaded_and_not_run_is_built_upon_once(spec: JobSpec) -> None:
+    before, untouched = set(sys.modules), Untouched()
+    calls = Path(spec.directory, "calls")
+    workload = load_workload(spec)
+    untouched.note(spec, workload, {"data_bytes": 4096})
+    untouched.or_unload(spec, before)
+    assert sys.modules.keys() - before, "a stage's classes are its own"
+    for is_first, num_calls in (True, 1), (False, 2):
+        with built(spec, Unneeded(), before, untouched) as made:
+            assert (made is workload) == is_first
+        assert len(calls.read_text()) == num_calls
+
+
+@pytest.mark.parametrize("facts", [{"data_bytes": LARGE}, {"data_bytes": None}], ids=["large", "the user's own"])
+def test_large_data_and_those_of_the_users_own_classes_are_let_go_of(
+    spec: JobSpec, facts: dict[str, int | None]
+) -> None:
+    before, untouched = set(sys.modules), Untouched()
+    untouched.note(spec, load_workload(spec), facts)
+    untouched.or_unload(spec, before)
+    assert untouched.take(spec, before) is None
+    assert not sys.modules.keys() - before
+
+
+def test_what_was_loaded_for_another_strategy_goes_with_its_modules(spec: JobSpec) -> None:
+    before, untouched = set(sys.modules), Untouched()
+    untouched.note(spec, load_workload(spec), {"data_bytes": 4096})
+    assert untouched.take(of(spec, kind="copies"), before) is None
+    assert not sys.modules.keys() - before
+    assert untouched.take(spec, before) is None
