@@ -44,6 +44,7 @@ from weft.spec.schedule_text import DYNAMIC, MEASURED, SCHEDULE_NAMES, STAGES_PE
 from weft.spec.strategy import Strategy
 from weft.spec.workers_needed import Host, threads_of, workers_needed
 
+MOST_ORDERED: Final = 64  # forwards of a pipeline whose order is made, in a choice: some tenths of a second; arbitrary
 MICROBATCHES: Final = (2, 4, 8, 16, 32)  # of a pipeline; beyond that a call costs more than a bubble
 COMPILED_PARTS: Final = (1, 2, 4)  # of a batch, where units are compiled; and as many as there are workers
 EACH_COUNT: Final = 4  # numbers of workers that are all tried; above it powers of two, and all there are
@@ -285,8 +286,10 @@ def _counts(most: int) -> list[int]:
 
 
 def _pipelines(num_workers: int) -> Iterator[dict[str, Any]]:
-    for schedule in _PIPELINED:
+    for schedule in (*_PIPELINED, MEASURED):
         for microbatches in MICROBATCHES:
+            if schedule == MEASURED and num_workers * microbatches > MOST_ORDERED:
+                continue
             stages = num_workers * STAGES_PER_WORKER.get(schedule, 1)
             yield {"stages": stages, "schedule": schedule, "microbatches": microbatches}
 

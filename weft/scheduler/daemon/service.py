@@ -134,10 +134,6 @@ class Service:
 
     async def _admit(self, tables: Message, job: str | None, priority: int | None) -> Message:
         """job: the user's id for it, if any; priority: instead of the spec's, if any."""
-        room = asyncio.ensure_future(
-            self._driver.writer.check_room(self._settings.runs_path)
-        )  # beside the other checks
-        room.add_done_callback(lambda done: done.cancelled() or done.exception())  # which nobody may come to ask for
         try:
             num_gpus = list(self._driver.crew.kinds().values()).count("gpu")
             spec = await asyncio.to_thread(_checked_spec, tables, num_gpus)  # many mistakes take long to write
@@ -145,7 +141,7 @@ class Service:
             raise WireError(ErrorCode.INVALID_SPEC, str(error)) from None
         await self._refuse_impossible(spec, job)
         try:
-            await room
+            await self._driver.writer.check_room(self._settings.runs_path)
             submission = await self._ledger.run(
                 _add_and_claim,
                 spec.to_wire(),
