@@ -43,7 +43,7 @@ from weft.client.client import Client
 from weft.plan.inspection import Inspection
 from weft.plan.plan import Plan
 from weft.plan.schedules.named import SCHEDULES
-from weft.plan.schedules.planned import planned_grid
+from weft.plan.schedules.planned import planned_grid, planned_schedule
 from weft.plan.worker_view import WorkerView
 from weft.scheduler.daemon.fork_server import ALLOCATOR
 from weft.scheduler.planning.limit import speed_limit
@@ -195,9 +195,10 @@ def _measure(case: Case, schedule: str, starts: int, rounds: int) -> list[Result
         best = min(torch_seconds, key=lambda each: statistics.median(torch_seconds[each]))
         which = f"{best}, the fastest of {', '.join(torch_seconds)}" if len(torch_seconds) > 1 else "same schedule"
         of_ours = f", the faster of {' and '.join(form.name for form in forms)}" if len(forms) > 1 else ""
+        at_once = " and ".join(str(planned_schedule(ours.plan).in_flight(stage)) for stage in range(len(stages)))
         how = (
             "iteration of torch.distributed.pipelining over Gloo ÷ ours, same cut, cores and allocator; "
-            f"{which}; ours: {ours.name}{of_ours}"
+            f"{which}; ours: {ours.name}{of_ours}, {at_once} microbatches in flight"
         )
         goal = case.vs_torch.get(schedule)
         results.append(ratio_result(f"{name}_vs_torch", torch_seconds[best], ours.seconds, goal=goal, how=how))

@@ -37,9 +37,7 @@ ALIKE = 1.01  # two periods no further apart than a prediction is wrong anyway; 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderRule:
     limits: tuple[int, ...]  # by stage: microbatches in flight
-    whole: int | None = (
-        None  # so many microbatches' backwards; the later ones', but in the first stage, are in two parts
-    )
+    whole: int | None = None  # the first so many backwards; later ones, but in the first stage, are in two parts
     patience: float = 0.0  # of what a second part takes: a wait is worth so much of it
 
 
@@ -49,9 +47,9 @@ def greedy(num_stages: int, num_microbatches: int, seconds: Seconds, rule: Order
 
 
 def fastest(num_stages: int, num_microbatches: int, seconds: Seconds, *, splits: bool) -> Schedule:
-    """Of what the rules make: what loses least against the others where any stage takes a little longer than was
-    measured, and of those that are alike what keeps the fewest microbatches. The shortest period by the times alone may
-    hang on one stage's being the slowest."""
+    """Of what the rules make: what loses least where any one stage takes a little longer than was measured, too, since
+    the shortest period may hang on which is the slowest; and of those that are alike what keeps the fewest
+    microbatches."""
     rules = _rules(num_stages, num_microbatches, splits)
     made = dict.fromkeys(greedy(num_stages, num_microbatches, seconds, rule) for rule in rules)
     close = sorted(made, key=lambda schedule: period(schedule, seconds))[:FINALISTS]
