@@ -514,6 +514,24 @@ def test_units_that_compute_with_what_their_forward_left_are_told_where_replicas
     assert carrying == (["0.", "3."] if replicas == 2 else [])
 
 
+class Either(nn.Module):
+    """The run that calls most is without the one that keeps something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.many, self.scaled = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)), Scaled()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.many(x) if torch.rand(()) < 0.5 else self.scaled(x))
+
+
+def test_what_is_left_out_of_the_fullest_run_is_told_of_the_unit_that_has_it() -> None:
+    told = inspect(workload_of(Either(), train=(torch.randn(8, 3), torch.randn(8, 2))), spec_of(4, replicas=2))
+    assert "scaled.largest" in told["units"][0]["state"]
+    assert [unit["carries_state"] for unit in told["units"]][:2] == [True, False]
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("draw", [None, random.random, np.random.random])

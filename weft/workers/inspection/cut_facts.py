@@ -317,8 +317,8 @@ class CutInspection:
         names = {id(module): name for name, module in self._model.named_modules()}
         for (module, key), _ in carried([self._model], self._losses):
             buffer = f"{names[id(module)]}.{key}".lstrip(".")
-            for unit, uses in zip(units, recorded.uses, strict=True):
-                unit["carries_state"] = unit["carries_state"] or buffer in uses
+            for unit in [unit for unit, uses in enumerate(recorded.uses) if buffer in uses] or [0]:  # as in `_users`
+                units[unit]["carries_state"] = True
         self._restore()
 
     def _losses(self, draw: int) -> list[torch.Tensor]:
