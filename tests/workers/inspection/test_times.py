@@ -105,6 +105,19 @@ def test_what_is_around_units_is_never_all_that_they_take_and_never_less_than_no
     assert (two.of("batch", 1), two.around) == ([(1.0, 1.0), (9.0, 9.0), (1.0, 1.0)], (0.0, 0.0))
 
 
+def test_a_stage_of_all_units_that_raises_costs_no_more_than_what_it_would_have_told(
+    spec_of: Callable[..., JobSpec],
+) -> None:
+    alone, broken = Cut([(1.0, 1.0), (9.0, 9.0), (1.0, 1.0)], parts=[]), Cut([], parts=[])
+
+    def run(trial: Cut, batch: str) -> None:
+        if trial is broken:
+            raise RuntimeError("of the user's")
+
+    timed = times.CutTimes(alone, broken, run, spec_of())
+    assert (timed.of("batch", 1), timed.around) == ([(1.0, 1.0), (9.0, 9.0), (1.0, 1.0)], (0.0, 0.0))
+
+
 def test_a_quick_load_is_made_again_and_the_first_counts_for_no_more_than_the_others(work: Work) -> None:
     """It has made what all of them use."""
     loads = iter([work(5 * QUICK), work(2 * QUICK), work(3 * QUICK)])

@@ -11,8 +11,9 @@ A job that only runs forward is looked at in the same way, without gradients.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -172,6 +173,15 @@ class CutInspection:
     def _largest(self) -> Any:
         return self._samples[max(self._samples)]
 
+    @contextlib.contextmanager
+    def _drawing(self, microbatch: int) -> Iterator[None]:
+        """With its random numbers; what raises may be a try."""
+        fullest, self._microbatch = self._microbatch, microbatch
+        try:
+            yield
+        finally:
+            self._microbatch = fullest
+
     def _seed(self, number: int, *, looks: bool = False) -> None:
         key = unit_key(self._spec.job.seed, 0, self._microbatch, number)
         if looks:
@@ -248,12 +258,12 @@ class CutInspection:
             return recorded
         if recorded.varies:
             return recorded.with_gradients({value.name for value in recorded.values})
-        fullest, names = self._microbatch, set[str]()
+        names = set[str]()
         for draw in range(1, DRAWS if self._draws.were_there and recorded.lacks_gradients else 1):
-            self._microbatch = fullest + draw
-            names |= {value.name for value in self._record(self._step, self._largest)[0].values if value.has_gradient}
+            with self._drawing(self._microbatch + draw):
+                found = self._record(self._step, self._largest)[0].values
+            names |= {value.name for value in found if value.has_gradient}
             self._restore()
-        self._microbatch = fullest
         return recorded.with_gradients(names)
 
     def _restore(self) -> None:
@@ -295,13 +305,11 @@ class CutInspection:
 
         cuts = [unit for unit in range(1, len(recorded.units)) if unit not in problems]
         cuts = proof(wholes).proven(cuts, problems)
-        fullest = self._microbatch
         for draw in self._other_draws:
-            self._microbatch = draw
-            other, recording = self._record(self._step, self._largest)
-            skipped.learn(other.returned)
-            cuts = proof([self._ran(other, recording)]).proven(cuts, problems, told_of_a_draw)
-        self._microbatch = fullest
+            with self._drawing(draw):
+                other, recording = self._record(self._step, self._largest)
+                skipped.learn(other.returned)
+                cuts = proof([self._ran(other, recording)]).proven(cuts, problems, told_of_a_draw)
         return cuts
 
     def _trial(self, recorded: Recorded, skipped: SkippedCalls, cuts: Sequence[int], step: Step) -> CutTrial:
@@ -322,11 +330,8 @@ class CutInspection:
         self._restore()
 
     def _losses(self, draw: int) -> list[torch.Tensor]:
-        fullest, self._microbatch = self._microbatch, self._microbatch + draw
-        with torch.no_grad():
-            losses = [self._results(self._record(self._step, self._largest)[0].result)["loss"]]
-        self._microbatch = fullest
-        return losses
+        with self._drawing(self._microbatch + draw), torch.no_grad():
+            return [self._results(self._record(self._step, self._largest)[0].result)["loss"]]
 
     def _users(self, recorded: Recorded) -> dict[int, list[int]]:
         return {

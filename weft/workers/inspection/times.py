@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import psutil
@@ -13,6 +14,7 @@ import torch
 
 from weft.spec.job_spec import JobSpec
 from weft.workers.devices.device import Device
+from weft.workers.inspection.ran import tried
 
 TIMED_RUNS = 3  # after one that warms up; the fastest counts
 MORE_RUNS, MORE_SECONDS = 6, 0.3  # so many of what is quick: of a whole model, in no more time than this
@@ -103,12 +105,14 @@ class CutTimes:
 
     def _apart(self, batch: Any, runs: int) -> tuple[Times, tuple[float, float]]:
         alone = self._times(self._alone, batch, runs)
-        if self._together is None:
+        # nobody has proved the cut that is left there
+        found = None if self._together is None else tried(partial(self._times, self._together, batch, runs))
+        if found is None:
             return alone, (0.0, 0.0)
-        (_, together), num_others = self._times(self._together, batch, runs), len(alone) - 1
+        others, together = alone[1:], found[1]
         first, second = (
-            max(0.0, (sum(own) - both) / (num_others - 1))
-            for own, both in zip(zip(*alone[1:], strict=True), together, strict=True)
+            max(0.0, (sum(own) - both) / (len(others) - 1))
+            for own, both in zip(zip(*others, strict=True), together, strict=True)
         )
         return _without(alone, (first, second)), (first, second)
 
