@@ -61,7 +61,7 @@ def any_models_job(number: int) -> JobSpec:
             spec = JobSpec.parse(tables)
         except SpecError:
             continue
-        if (problem_of_spec(spec) or problem_of_crew(spec, CREW)) is None and not spec.strategy.steals:
+        if (problem_of_spec(spec) or problem_of_crew(spec, CREW)) is None and spec.strategy.share != "stealing":
             return spec
 
 

@@ -68,8 +68,8 @@ def check_job(machine: Any, spec: JobSpec, killed: int | None) -> None:
         return
     rows = steps_of(result)
     shares = [row["shares"] for row in rows if "shares" in row]  # which running statistics depend on
-    given = shares.__getitem__ if shares and not spec.strategy.steals else None
-    expected = reference.train(as_chosen(spec, Path(result["run_dir"])), shares=given)
+    chosen = as_chosen(spec, Path(result["run_dir"]))
+    expected = reference.train(chosen, shares=shares.__getitem__ if shares and not chosen.strategy.steals else None)
     if spec.job.mode == "train":
         check(result, expected, 1000 * FLOAT64, 1.0)
         return
