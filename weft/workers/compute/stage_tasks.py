@@ -83,7 +83,7 @@ class StageTasks:
         self._phase: tuple[int, bool] | None = None  # epoch, and whether it learns: of what ran last
         # By microbatch, from the first part of its backward to the second, with what is to be called before that, and
         # what stands in slots.
-        self._split: dict[int, tuple[SplitBackward, Callable[[], None], Tensors]] = {}
+        self._split: dict[int, tuple[SplitBackward, Callable[[], None], Tensors, Callable[[], None]]] = {}
         self._counting: tuple[int, Sequence[Part]] = (-1, ())  # iteration, its parts known to have a backward
 
     def rewind(self) -> None:
@@ -211,7 +211,8 @@ class StageTasks:
             roots, gradients = self._roots(iteration, microbatch, received, sent)
             with self._telling():
                 split = SplitBackward(roots, gradients, leaves, self._parcels.handed_on)
-        self._split[microbatch] = split, self._stage.again(), [*received, *gradients]
+        begin = self._beginning(iteration, self._course.part(iteration, self._replica, microbatch))
+        self._split[microbatch] = split, self._stage.again(), [*received, *gradients], begin
         for number in self._parcels.returned:
             self._parcels.hand_back(iteration.index, microbatch, number, split.received.get(number))
         self._parcels.hand_back_tied(iteration.index, microbatch)
@@ -220,8 +221,8 @@ class StageTasks:
         """The rest."""
         if microbatch not in self._split:
             return
-        split, begin_again, lent = self._split.pop(microbatch)
-        self._begin_backward(iteration, self._course.part(iteration, self._replica, microbatch))
+        split, begin_again, lent, begin = self._split.pop(microbatch)
+        begin()
         self._device.launching()
         begin_again()
         with self._device.drawing, self._telling():
@@ -231,7 +232,7 @@ class StageTasks:
     def _take(self, iteration: Iteration, microbatch: int) -> tuple[Tensors, Tensors] | None:
         """(leaves of what was received, what was sent with its graph); None where there is no backward."""
         part = self._course.part(iteration, self._replica, microbatch)
-        self._begin_backward(iteration, part)
+        self._beginning(iteration, part)()
         if not self._has_backward(iteration, part):
             self._stage.drop(part.number)
             return None
@@ -239,10 +240,14 @@ class StageTasks:
         self._device.launching()
         return taken
 
-    def _begin_backward(self, iteration: Iteration, part: Part) -> None:
+    def _beginning(self, iteration: Iteration, part: Part) -> Callable[[], None]:
+        """Of a backward. What counts in the batch is read now: nobody waits for the second part of one of a stage without
+        parameters, and the loader may have gone on by then."""
         counting = self._parts_with_backward(iteration)
-        if isinstance(self._gradients, StageGradients) and self._has_backward(iteration, part):
-            self._gradients.next_backward(is_last=part == self._last_part(iteration), is_only=len(counting) == 1)
+        if not (isinstance(self._gradients, StageGradients) and self._has_backward(iteration, part)):
+            return _nothing
+        how = {"is_last": part == self._last_part(iteration), "is_only": len(counting) == 1}
+        return functools.partial(self._gradients.next_backward, **how)
 
     def _keep_gradients(self, lent: Tensors) -> None:
         if isinstance(self._gradients, OwnGradients):
@@ -337,3 +342,6 @@ class StageTasks:
 
 def _add(measured: Measured, iteration: Iteration, name: str, fraction: float, value: float) -> None:
     measured.add(iteration.index, name, value, fraction)
+
+
+def _nothing() -> None: ...

@@ -304,7 +304,7 @@ class Workers:
         facts = KINDS[task.kind]
         part = self._part(task, i)
         filled = [each for each in self._work(task.replica, i) if each.size]
-        if task.microbatch == 0 and filled:
+        if task.microbatch == 0 and filled and facts.hands_back:
             self._read_weights(i, me)
         if part not in filled or (i.index, part.number) in self._case.weightless:
             return
