@@ -241,7 +241,7 @@ class StageTasks:
         return taken
 
     def _beginning(self, iteration: Iteration, part: Part) -> Callable[[], None]:
-        """Of a backward. What counts in the batch is read now: nobody waits for the second part of one of a stage without
+        """Of a backward. What counts in the batch is read now: nobody waits for a second part where the stage has no
         parameters, and the loader may have gone on by then."""
         counting = self._parts_with_backward(iteration)
         if not (isinstance(self._gradients, StageGradients) and self._has_backward(iteration, part)):
