@@ -40,8 +40,11 @@ class Untouched:
     def take(self, spec: JobSpec, before: Collection[str]) -> Workload | None:
         """Once; None where there is none, or it is of another strategy."""
         there, self._there = self._there, None
-        if there is None or there[0] == spec:
-            return there and there[1]
+        if there is None:
+            return None
+        own, workload = there
+        if own == spec:
+            return workload
         unload(spec, before)
         return None
 

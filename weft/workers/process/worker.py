@@ -284,8 +284,8 @@ class _Worker:
         directory = self._directory(message["arenas"])
         snapshots = directory.of(message["snapshots"])
         begins, saved = begin_of(message["snapshot"], view, snapshots)
-        built_now = built(spec, view.unneeded, self._baseline.modules, self._untouched)
-        with built_now as workload, self._device.computing():
+        loading = built(spec, view.unneeded, self._baseline.modules, self._untouched)
+        with loading as workload, self._device.computing():
             self._attempt = Attempt(
                 spec,
                 view,
