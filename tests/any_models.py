@@ -315,6 +315,25 @@ class _Join(nn.Module):
         return {"mean": gelu(given["tokens"]).mean(1) * self.gain}
 
 
+class Shared(nn.Module):
+    """Layers that are gone through again and again, under checkpoints all but once, and draw each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inlet, self.middle = nn.Linear(6, 8), nn.Linear(8, 8)
+        self.norm, self.outlet = nn.LayerNorm(8), nn.Linear(8, CLASSES)
+        self.groups = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.2)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self._through(self.groups[0], self.inlet(x))
+        return self.outlet(self.norm(self._through(self.groups[1], self.middle(x))))
+
+    def _through(self, group: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = x + checkpoint(group, x, use_reentrant=False)
+        return x + group(x)
+
+
 def _of_transformers(name: str) -> nn.Module:
     import transformers
 
@@ -458,6 +477,7 @@ _OWN: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], Callable[[int
     "gated": (Gated, _classify, _rows),
     "filled": (Filled, _classify, _rows),
     "tapped": (Tapped, _classify_calmly, _rows),
+    "shared": (Shared, _classify, _rows),
     "pixels": (Pixels, _classify_twice, _images),
     "transformer": (lambda: nn.Transformer(8, 2, 2, 2, 16, 0.1, batch_first=True), _translate, _pairs_of_sequences),
 }

@@ -71,6 +71,14 @@ def generators_kept() -> Iterator[None]:
         np.random.set_state(of_numpy)
 
 
+def state_of_generators() -> tuple[object, ...]:
+    """Of this process: another one once anybody has drawn. In about 50 microseconds."""
+    generators = (torch.default_generator, *torch.cuda.default_generators)
+    of_numpy = np.random.get_state(legacy=False)
+    keys = of_numpy["state"].pop("key").tobytes()
+    return (*(each.get_state().numpy().tobytes() for each in generators), random.getstate(), of_numpy, keys)
+
+
 class Movements:
     """Of torch's default CPU generator in a run that nobody seeds: what it draws would be other numbers each time."""
 

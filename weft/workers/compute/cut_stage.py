@@ -46,6 +46,7 @@ class _Saved:
     sent: Tensors | None  # with its graph, unless it is recomputed
     bound: Bound  # what stood for what
     calls: Made  # their numbers
+    seed: Seed  # what they were seeded by
     began: Began  # where it is recomputed, the buffers that forward changes, as they were before
 
 
@@ -149,7 +150,7 @@ class CutStage(Stage):
         if saved.sent is None:
             with self._buffers.as_they_were(saved.began):
                 saved.sent = self._run_saved(microbatch, saved)[0]
-        self._again = partial(self._begin_backward, saved.bound, saved.calls, microbatch, saved.step)
+        self._again = partial(self._begin_backward, saved.bound, saved.calls, saved.seed)
         self._again()
         if not self._copies_input:
             return saved.given, saved.sent
@@ -162,10 +163,10 @@ class CutStage(Stage):
     def again(self) -> Callable[[], None]:
         return self._again
 
-    def _begin_backward(self, bound: Bound, calls: Made, microbatch: int, step: int) -> None:
+    def _begin_backward(self, bound: Bound, calls: Made, seed: Seed) -> None:
         """torch.utils.checkpoint may call modules in it, with the arguments and the numbers that they had."""
         self._cut.rebind(bound)
-        self._cut.numbers.run_again(lambda number: self._seeder(microbatch, step)(number), calls)
+        self._cut.numbers.run_again(seed, calls)
 
     def drop(self, microbatch: int) -> None:
         self._saved.pop(microbatch, None)
@@ -186,7 +187,7 @@ class CutStage(Stage):
         self, microbatch: int, step: int, received: Tensors, batch: Any
     ) -> tuple[Tensors, Mapping[str, torch.Tensor]]:
         leaves = [leaf_of(each, wants) for each, wants in zip(received, self._differentiable, strict=True)]
-        saved = _Saved(step, leaves, leaves, [], batch, None, [], {}, [])
+        saved = _Saved(step, leaves, leaves, [], batch, None, [], {}, _unseeded, [])
         self._saved[microbatch] = saved
         if not self._recompute:
             saved.sent, values = self._run_saved(microbatch, saved)
@@ -201,7 +202,8 @@ class CutStage(Stage):
         if self._copies_input:
             saved.versions = [0 if each is None else each._version for each in saved.given]
         result = self._run(microbatch, saved.step, saved.given, saved.batch, learns=True)
-        saved.bound, saved.calls = self._cut.bound, self._cut.numbers.made
+        numbers = self._cut.numbers
+        saved.bound, saved.calls, saved.seed = self._cut.bound, numbers.made, numbers.seed
         if isinstance(result, Sent):
             return result, {}
         values = step_values(result, self._sources[True], learns=True)

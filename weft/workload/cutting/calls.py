@@ -5,6 +5,8 @@
 
 A stage that skips a call still counts it, so what any operation draws depends neither on the cut nor on what else a
 process runs. `torch.utils.checkpoint` around a call runs it again during backward: then the number is the same again.
+Of several calls of a module it is the one whose turn it was: before it runs anything again, a checkpoint puts torch's
+generator back to where it stood, and a generator tells what it was last seeded with, whatever it has drawn since.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from weft.workload.cutting.visible import CallKind, Forward, Visible, listening, visible_modules
+from weft.workload.randomness import state_of_generators
 from weft.workload.workload import WorkloadError
 
 Seed = Callable[[int], None]
@@ -30,6 +34,7 @@ class CallNumbers:
         self._runs_again = False
         self.is_running = False  # forward
         self.made: Made = {}  # by the last run
+        self.seed: Seed = _unseeded  # of the last run
         self.count = 0  # of calls in it
 
     @contextlib.contextmanager
@@ -42,7 +47,7 @@ class CallNumbers:
             self.end()
 
     def begin(self, seed: Seed) -> None:
-        self._seed, self._runs_again, self.count = seed, False, 0
+        self._seed, self.seed, self._runs_again, self.count = seed, seed, False, 0
         self.is_running = True
         self.made = {}
         seed(0)
@@ -76,6 +81,8 @@ class CallNumbers:
             return forward(*args, **kwargs)
         seed = self._seed
         number = self._number_again(visible) if self._runs_again else self._next(visible)
+        if number is None:
+            return self._run_undrawn(visible, forward, args, kwargs)
         seed(2 * number + 1)
         result = forward(*args, **kwargs)
         seed(2 * number + 2)
@@ -89,14 +96,36 @@ class CallNumbers:
             self.made[visible] = [number]
         return number
 
-    def _number_again(self, visible: Visible) -> int:
+    def _number_again(self, visible: Visible) -> int | None:
+        """None: nobody knows."""
         numbers = self.made.get(visible, [])
-        if len(numbers) != 1:
-            raise WorkloadError(
-                f"{visible} is called {len(numbers)} times in a step, under torch.utils.checkpoint, so nobody knows "
-                "which call runs again in backward; use checkpoint inside of its forward, or strategy.recompute = true"
-            )
-        return numbers[0]
+        if len(numbers) == 1:
+            return numbers[0]
+        assert self._seed is not None
+        before = torch.default_generator.initial_seed()
+        for number in numbers:
+            self._seed(2 * number)
+            if torch.default_generator.initial_seed() == before:
+                return number
+        torch.default_generator.manual_seed(before)
+        return None
+
+    def _run_undrawn(self, visible: Visible, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Whichever call it is, it is that one again where it draws nothing."""
+        before = state_of_generators()
+        try:
+            return forward(*args, **kwargs)
+        finally:  # a checkpoint leaves by an exception what has made all that it needs
+            if state_of_generators() != before:
+                raise WorkloadError(
+                    f"{visible} is called {len(self.made.get(visible, []))} times in a step and draws random numbers, "
+                    "under torch.utils.checkpoint with preserve_rng_state=False or between seeds of its own, so nobody "
+                    "knows which call runs again in backward; leave preserve_rng_state as it is and seed nothing, or "
+                    "use strategy.recompute = true"
+                )
+
+
+def _unseeded(number: int) -> None: ...
 
 
 class SeededCalls:
