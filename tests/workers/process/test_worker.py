@@ -6,6 +6,8 @@ import os
 import queue
 import runpy
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,3 +146,35 @@ def test_a_worker_whose_job_has_closed_its_connection_to_the_directory_leaves_wi
     with pytest.raises(LeftError) as left:
         worker._guarded(handle, {"job": "digits", "attempt": 2})
     assert left.value.args == (LINK_GONE_EXIT,)
+
+
+def test_who_waits_until_memory_is_handed_on_takes_no_thread_for_begun_that_is_about_to_be(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job failed as `internal`, "cannot join thread before it is started", where the directory had been killed while
+    it was saved."""
+    about_to_begin, may_begin, handed = threading.Event(), threading.Event(), []
+
+    class Begun(threading.Thread):
+        def start(self) -> None:
+            about_to_begin.set()
+            assert may_begin.wait(60)
+            super().start()
+
+    class Handing:
+        def hand_memory_on(self) -> None:
+            time.sleep(0.05)
+            handed.append(self)
+
+    worker: Any = process._Worker(ends[1], CONFIG, StandIn(), Footprint.now(frozenset()), Spares(ends[0], os.getpid()))
+    worker._attempt = Handing()
+    order = {"type": "hand-memory-on", "job": "digits", "attempt": 2}
+    control = threading.Thread(target=worker._route, args=(order,))
+    monkeypatch.setattr(threading, "Thread", Begun)
+    control.start()
+    assert about_to_begin.wait(60)
+    worker._until_handed_on()
+    may_begin.set()
+    control.join()
+    worker._until_handed_on()
+    assert handed == [worker._attempt]

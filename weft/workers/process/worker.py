@@ -90,7 +90,7 @@ class _Worker:
         self._inboxes: dict[str, Inbox] = {}
         self._attempt: Attempt | None = None
         self._untouched = Untouched()
-        self._handing: threading.Thread | None = None  # the attempt's memory on to another directory
+        self._handing: list[threading.Thread] = []  # on to another directory; each has begun
         self._client: Directory | None = None  # the newest one
         self._kept: Kept | None = None  # what another attempt of the job can go on with
         self._progress: Progress = list  # of the attempt's lanes, once they are there
@@ -120,8 +120,9 @@ class _Worker:
             self._send({"type": "progress", **about, "lanes": self._progress()})
             return
         if message["type"] == "hand-memory-on":
-            self._handing = threading.Thread(target=self._hand_memory_on, args=(self._attempt, message))
-            self._handing.start()  # it may have to wait for who takes it
+            handing = threading.Thread(target=self._hand_memory_on, args=(self._attempt, message))
+            handing.start()  # it may have to wait for who takes it
+            self._handing.append(handing)  # last: somebody may wait for those that are in there
             return
         if message["type"] == "prepare":
             view = message["plan"] = WorkerView.from_wire(message["plan"])
@@ -347,9 +348,8 @@ class _Worker:
             self._send({"type": "directory-missed", **about, "message": encodable(f"{self._config.worker}: {error}")})
 
     def _until_handed_on(self) -> None:
-        if self._handing is not None:
-            self._handing.join()
-        self._handing = None
+        while self._handing:
+            self._handing.pop().join()
 
     def _save(self, message: Message) -> None:
         self._until_handed_on()
