@@ -86,6 +86,7 @@ def test_the_options_of_the_page_are_taken_and_one_line_of_them_is_its_toml(dire
 
 @pytest.mark.days(3)
 @pytest.mark.slow(seconds=2)
+@pytest.mark.days(3)
 @pytest.mark.timeout(900)
 def test_the_script_that_the_job_is_made_of_learns(directory: Path) -> None:
     last = run(directory, "script.py").splitlines()[-1]
@@ -93,6 +94,7 @@ def test_the_script_that_the_job_is_made_of_learns(directory: Path) -> None:
 
 
 @pytest.mark.slow(seconds=7)
+@pytest.mark.days(3)
 @pytest.mark.timeout(900)
 def test_the_job_trains_from_python_and_its_weights_load_into_plain_pytorch(directory: Path) -> None:
     *_, ended, model = run(directory, "embedded.py").splitlines()
@@ -108,6 +110,7 @@ def test_the_job_trains_from_python_and_its_weights_load_into_plain_pytorch(dire
 
 
 @pytest.mark.slow(seconds=3)
+@pytest.mark.days(3)
 @pytest.mark.timeout(900)
 def test_a_job_file_is_written_for_the_function_of_the_page(directory: Path) -> None:
     lines = re.findall(r"^weft (init circle\.py\S* --.*?)(?: +#.*)?$", PAGE, flags=re.MULTILINE)
@@ -119,6 +122,7 @@ def test_a_job_file_is_written_for_the_function_of_the_page(directory: Path) -> 
 
 
 @pytest.mark.slow(seconds=6)
+@pytest.mark.days(3)
 @pytest.mark.timeout(900)
 def test_the_job_trains_as_a_call_from_a_script(directory: Path) -> None:
     numbers, model = run(directory, "call.py").splitlines()
@@ -138,6 +142,7 @@ def test_the_job_trains_as_the_page_has_it_on_the_command_line(directory: Path) 
 
 
 @pytest.mark.slow(seconds=7)
+@pytest.mark.days(3)
 @pytest.mark.timeout(900)
 def test_the_step_of_the_page_learns_in_one_process_and_in_stages(directory: Path) -> None:
     lines = re.findall(r"^weft (run words\.py.*)$", PAGE, flags=re.MULTILINE)

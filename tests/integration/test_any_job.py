@@ -92,6 +92,7 @@ def test_any_models_job_does_so_too(machine: Any, number: int, killed: str) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.days(3)
 @pytest.mark.parametrize("number", [237, 313])
 def test_a_worker_keeps_nothing_of_a_stage_that_ends_under_a_checkpoint(machine: Any, number: int) -> None:
     """What it recalls of skipped calls was in a circle that Python does not see, and four mappings more stayed for good

@@ -235,6 +235,7 @@ def test_where_there_can_be_none_a_job_that_asks_for_them_is_refused(daemon: Any
 
 
 @pytest.mark.slow(seconds=9)
+@pytest.mark.days(3)
 def test_by_the_clock_too(daemon: Any) -> None:
     spec = with_checkpoints(daemon, "0.3 s", {"microbatches": 2}, loss_seconds=LONG_LOSS)
     result = daemon.run(spec)

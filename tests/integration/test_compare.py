@@ -46,6 +46,7 @@ def command(line: Path, *arguments: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.days(3)
 def test_each_preset_is_a_row_with_where_its_time_and_memory_went(line: Path) -> None:
     (line.parent / "runs" / "line-1-ddp").mkdir(parents=True)  # of a comparison before, whose log this one continued
     arguments = ["--presets", "ddp,zero-offload", "--steps", "5", "--check", "--json"]
@@ -85,6 +86,7 @@ def test_a_preset_that_cannot_run_is_a_row_with_its_reason(line: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.days(3)
 def test_an_interrupt_cancels_the_running_job_and_prints_the_rows_so_far(line: Path) -> None:
     arguments = ["--presets", "1f1b,as-is", "--workers", "1", "--steps", "100000000", "--json"]
     with subprocess.Popen(

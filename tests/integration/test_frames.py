@@ -275,6 +275,7 @@ class Honest:
 
 
 @pytest.mark.slow(seconds=4)
+@pytest.mark.days(3)
 @pytest.mark.parametrize(
     "number", [20_000, pytest.param(200_000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])], ids=str
 )

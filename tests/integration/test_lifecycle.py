@@ -211,6 +211,7 @@ def test_what_a_job_switches_in_torch_is_not_the_next_jobs(daemon: RealDaemon) -
 
 
 @pytest.mark.slow(seconds=5)
+@pytest.mark.days(3)
 def test_a_full_queue_is_told_with_75_and_takes_jobs_again_when_one_has_ended(own_daemon: StartDaemon) -> None:
     daemon = own_daemon(workers=1, environment={"WEFT_MAX_QUEUED": "1"})
     with held(daemon, strategy={"microbatches": 4}) as (job, _, gate):
@@ -365,6 +366,7 @@ def test_sigterm_lets_running_jobs_end_and_keeps_the_others_for_the_next_daemon(
 
 
 @pytest.mark.slow(seconds=7)
+@pytest.mark.days(3)
 def test_a_second_sigterm_stops_running_jobs_which_run_again_after_a_restart(own_daemon: StartDaemon) -> None:
     daemon = own_daemon(drain_seconds=600)
     job = daemon.submit(daemon.spec(strategy={"stages": 2}, **ENDLESS))

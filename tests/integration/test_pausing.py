@@ -66,6 +66,7 @@ def test_a_job_of_higher_priority_takes_the_workers_and_the_other_one_goes_on_wi
 
 
 @pytest.mark.slow(seconds=10)
+@pytest.mark.days(3)
 def test_what_a_preempted_job_had_come_to_outlives_a_daemon_that_is_stopped(restarting: Any) -> None:
     """Once the more urgent one was over nothing ran any more, so the daemon ended, with the snapshot in its memory."""
     hold = restarting.gate()

@@ -99,6 +99,7 @@ def test_a_worker_that_has_computed_wrong_once_is_named_and_the_result_is_that_o
 
 
 @pytest.mark.slow(seconds=4)
+@pytest.mark.days(3)
 def test_where_one_of_two_is_wrong_each_time_the_job_fails_rather_than_guess(own_daemon: Any) -> None:
     daemon = own_daemon(workers=2)
     with replayed(daemon, STRATEGIES["pipeline"], WRONG, worker="cpu-1", times=1000) as (job, _):

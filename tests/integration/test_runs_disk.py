@@ -192,6 +192,7 @@ def test_on_a_full_disk_training_goes_on_and_submits_are_refused_by_name(
 
 
 @pytest.mark.slow(seconds=3)
+@pytest.mark.days(3)
 def test_a_model_that_has_no_room_fails_its_job_with_a_sentence(
     own_daemon: Callable[..., Any], small_disk: Path
 ) -> None:

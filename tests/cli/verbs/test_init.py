@@ -75,6 +75,7 @@ def test_the_entry_is_relative_to_the_file_wherever_that_is(
 
 
 @pytest.mark.slow(seconds=4)
+@pytest.mark.days(3)
 def test_a_file_that_is_there_is_written_over_only_by_force(home: Path) -> None:
     file = home / "jobs" / "train.toml"
     file.write_text("mine")

@@ -258,9 +258,7 @@ def test_parts_of_a_forward_find_what_they_read_however_the_lanes_race(
 
 
 @pytest.mark.slow(seconds=2)
-@pytest.mark.parametrize("transfer", [2, 5])
-@pytest.mark.parametrize("loaders", [2, 3])
-@pytest.mark.parametrize("shares", [[1.0, 0.0], [1.0, 1.0]])
+@pytest.mark.pairs(2, transfer=(2, 5), loaders=(2, 3), shares=([1.0, 0.0], [1.0, 1.0]))
 def test_what_microbatches_count_has_room_for_loaders_that_go_ahead_of_devices_that_go_ahead_of_others(
     inspection_of: InspectionOf, unit_of: UnitOf, loaders: int, transfer: int, shares: list[float]
 ) -> None:
