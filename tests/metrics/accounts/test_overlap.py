@@ -19,10 +19,17 @@ LANES = {
     "cpu-0/sync": {"sync", "update"},
     "cpu-0/h2d": {"transfer"},
     "cpu-1/compute": {"forward", "backward", "transfer"},
+    "gpu-0/compute": {"forward", "backward", "update"},  # two stages on one device
+    "gpu-0/compute-1": {"forward", "backward", "update"},
+    "gpu-0/h2d": {"transfer"},
     "host-0/sync": {"sync", "update"},
     "loader-0/load": {"load"},
 }
-COMPUTING = {"cpu-0": ["cpu-0/compute"], "cpu-1": ["cpu-1/compute"], "host-0": ["cpu-0/compute", "cpu-1/compute"]}
+COMPUTE_LANES = [lane for lane, modes in LANES.items() if "forward" in modes]
+COMPUTING = {
+    worker: [lane for lane in COMPUTE_LANES if lane.startswith(worker)] or COMPUTE_LANES
+    for worker in ("cpu-0", "cpu-1", "gpu-0", "host-0")
+}
 Histories = Mapping[str, Sequence[Row]]
 Counts = dict[tuple[str, str], tuple[int, int]]
 
@@ -69,7 +76,7 @@ def counted(rows: Histories) -> Counts:
         covers = set[int]().union(*(computed[other] for other in COMPUTING.get(worker, ()) if other != lane))
         for mode, *_, start, end in part:
             if (kind := MODES[mode]) in KINDS and start < end:
-                hidden = sum(time in covers for time in range(start, end)) if not lane.endswith("/compute") else 0
+                hidden = sum(time in covers for time in range(start, end)) if lane not in COMPUTE_LANES else 0
                 before = sums.get((worker, kind), (0, 0))
                 sums[worker, kind] = (before[0] + hidden, before[1] + end - start - hidden)
     return sums
@@ -150,6 +157,9 @@ def test_a_host_is_hidden_while_any_worker_computes_and_no_nanosecond_counts_twi
     overlaps.add("cpu-0/compute", [row("forward", 0, 20), row("idle", 20, 100)])
     overlaps.add("host-0/sync", [row("update", 10, 50)])
     overlaps.add("cpu-1/compute", [row("backward", 15, 40), row("idle", 40, 100)])
+    assert told(overlaps.seconds()) == {}, "two others have told nothing yet"
+    for lane in ("gpu-0/compute", "gpu-0/compute-1"):
+        overlaps.add(lane, [row("idle", 0, 100)])
     assert told(overlaps.seconds()) == {("host-0", "update"): (30, 10)}
 
 

@@ -32,6 +32,7 @@ SETTLE_ABOVE: Final = 512  # intervals of a worker: often enough that no report 
 MAX_INTERVALS: Final = 32_768
 
 _LAST_COMPUTE: Final = max(MODES.index(mode) for mode in COMPUTE_MODES)
+_NOTHING: Final = (0,) * len(MODES)
 _KIND_OF_MODE: Final = {MODES.index(kind): kind for kind in KINDS}
 
 Interval = tuple[int, int, int]  # start_ns, end_ns, a mode's index in MODES
@@ -112,16 +113,10 @@ class OverlapAccount:
     def _nanoseconds(self) -> Nanoseconds:
         sums: Nanoseconds = {}
         for lane in self._computing:
-            busy = self._account.mode_ns(lane)
-            exposed = {kind: (0, busy[mode]) for mode, kind in _KIND_OF_MODE.items() if busy[mode]}
-            sums.setdefault(_worker_of(lane), {}).update(exposed)
+            _add(sums, _worker_of(lane), self._account.mode_ns(lane), hidden=_NOTHING)
         for name, worker in self._workers.items():
             worker.settle()
-            kinds = sums.setdefault(name, {})
-            for mode, kind in _KIND_OF_MODE.items():
-                if busy_ns := worker.busy_ns[mode]:
-                    before, hidden = kinds.get(kind, (0, 0)), worker.hidden_ns[mode]
-                    kinds[kind] = (before[0] + hidden, before[1] + busy_ns - hidden)
+            _add(sums, name, worker.busy_ns, hidden=worker.hidden_ns)
         return sums
 
 
@@ -254,6 +249,15 @@ def _computed(rows: Sequence[Row]) -> list[Interval]:
     if first < last:
         intervals.append((first, last, _LAST_COMPUTE))
     return intervals
+
+
+def _add(sums: Nanoseconds, worker: str, busy: Sequence[int], *, hidden: Sequence[int]) -> None:
+    """busy, hidden: of one lane or more of the worker, by a mode's index."""
+    kinds = sums.setdefault(worker, {})
+    for mode, kind in _KIND_OF_MODE.items():
+        if busy[mode]:
+            before = kinds.get(kind, (0, 0))
+            kinds[kind] = (before[0] + hidden[mode], before[1] + busy[mode] - hidden[mode])
 
 
 def _worker_of(lane: str) -> str:
