@@ -13,7 +13,8 @@ communication and the optimizer, with and without overlap, and over bucket sizes
 `--only layered` has the second comparison alone, with strategy.waits = "stage" and "layer": two CPU replicas (ddp), two
 whose updates wait for the norm of the gradient (ddp_clipped), a device (offload), and hybrid-fine. Their batches are
 smaller, so that updates are not over when the next forward begins. In offload_wide, a wide MLP with an optimizer that
-takes longer than its backward, they are far from it.
+takes longer than its backward, they are far from it. Both jobs of a pair run at once and take turns in slices
+(slices.py), since what is to be told apart is less than what the machine's speed drifts by within seconds.
 
 Every number is from the accounts that the daemon keeps of each worker's stamped rows. Times are those of one worker
 and one iteration, the mean over the workers that have any. Where lanes share a core, as on a machine with no more cores
@@ -26,12 +27,14 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from measure import Result, main, number, ratio_result, value_result
+from slices import ENDLESS, medians, sliced_job, take_turns
 
 import weft.client.embedded
 from weft.client.client import Client
@@ -41,6 +44,9 @@ HERE = Path(__file__).resolve().parent
 GPT = {"layers": 8, "dim": 256, "heads": 4, "context": 32, "vocabulary": 4096, "samples": 256}  # 32 MiB of gradients
 BATCH_SIZE = 4  # small, so that gradients weigh against computation
 TURNS = 5
+LAYERED_TURNS = 3  # of whole jobs, which say what is hidden
+STARTS, ROUNDS = 3, 10  # of both jobs of a pair, for their ratio; of slices, from each start on
+WARM_ITERATIONS = 10
 STEPS = 150
 QUICK_STEPS = 40
 COMMUNICATION = ("sync", "transfer")
@@ -86,13 +92,15 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Cases that take turns on one daemon: its CPU workers and stand-in devices."""
+    """Cases that take turns on one daemon: its CPU workers and stand-in devices. slice_seconds: for some iterations."""
 
     workers: int
     stand_ins: int
     cases: tuple[Case, ...]
     batch_size: int = BATCH_SIZE
     job: Job = GPT_JOB
+    turns: int = TURNS
+    slice_seconds: float = 0.8
 
 
 @dataclass(slots=True)
@@ -179,19 +187,18 @@ def _by(waits: str) -> tuple[Case, ...]:
     )
 
 
-def _layered(
-    *names: str, workers: int, stand_ins: int, batch_size: int = LAYERED_BATCH_SIZE, job: Job = GPT_JOB
-) -> Setting:
+def _layered(*names: str, workers: int, stand_ins: int, batch_size: int = LAYERED_BATCH_SIZE, **how: Any) -> Setting:
     pairs = zip(_by("stage"), _by("layer"), strict=True)
     cases = tuple(case for pair in pairs for case in pair if case.name.rpartition("_by_")[0] in names)
-    return Setting(workers=workers, stand_ins=stand_ins, cases=cases, batch_size=batch_size, job=job)
+    machine = {"workers": workers, "stand_ins": stand_ins}
+    return Setting(**machine, cases=cases, batch_size=batch_size, turns=LAYERED_TURNS, **how)
 
 
 LAYERED = (
     _layered("ddp", "ddp_clipped", workers=2, stand_ins=0),
     _layered("offload", workers=1, stand_ins=1),
     _layered("offload_wide", workers=1, stand_ins=1, batch_size=WIDE_BATCH_SIZE, job=WIDE_JOB),
-    _layered("hybrid_fine", workers=1, stand_ins=1, batch_size=HYBRID_BATCH_SIZE),
+    _layered("hybrid_fine", workers=1, stand_ins=1, batch_size=HYBRID_BATCH_SIZE, slice_seconds=1.6),
 )
 
 
@@ -204,7 +211,8 @@ def _coarse_and_fine(quick: bool) -> list[Result]:
 
 
 def _by_stage_and_layer(quick: bool) -> list[Result]:
-    return [result for setting in LAYERED for result in _measure(setting, quick=quick)]
+    measured = [result for setting in LAYERED for result in _measure(setting, quick=quick)]
+    return [*measured, *(result for setting in LAYERED for result in _layered_vs_stage(setting, quick=quick))]
 
 
 def _measure(setting: Setting, *, quick: bool) -> list[Result]:
@@ -216,12 +224,12 @@ def _measure(setting: Setting, *, quick: bool) -> list[Result]:
             workers=setting.workers, stand_ins=setting.stand_ins, threads=1, runs_dir=runs_dir
         ) as client,
     ):
-        for _ in range(1 if quick else TURNS):
+        for _ in range(1 if quick else setting.turns):
             for case in order:
                 _run(client, case, setting, QUICK_STEPS if quick else STEPS, runs[case.name])
             order.reverse()
     results = [result for case in setting.cases for result in _results(case, setting, runs[case.name])]
-    return [*results, *([_fine_vs_coarse(runs)] if "hybrid_coarse" in runs else []), *_layered_vs_stage(runs)]
+    return [*results, *([_fine_vs_coarse(runs)] if "hybrid_coarse" in runs else [])]
 
 
 def _fine_vs_coarse(runs: Mapping[str, Runs]) -> Result:
@@ -234,26 +242,33 @@ def _fine_vs_coarse(runs: Mapping[str, Runs]) -> Result:
     )
 
 
-def _layered_vs_stage(runs: Mapping[str, Runs]) -> Iterator[Result]:
-    for name, by_layer in runs.items():
-        job, _, waits = name.rpartition("_by_")
-        if job and waits == "layer":
-            yield ratio_result(
-                f"{job}_layered_vs_stage",
-                runs[f"{job}_by_stage"].iterations,
-                by_layer.iterations,
-                how=f"an iteration of {job} whose forwards wait for all of their stage's updates ÷ one whose forwards "
-                "wait for each layer's",
-                goal=">= 0.98",
-            )
+def _layered_vs_stage(setting: Setting, *, quick: bool) -> list[Result]:
+    pairs = zip(setting.cases[::2], setting.cases[1::2], strict=True)
+    return [_ratio(setting, *pair, *((1, 3) if quick else (STARTS, ROUNDS))) for pair in pairs]
+
+
+def _ratio(setting: Setting, by_stage: Case, by_layer: Case, starts: int, rounds: int) -> Result:
+    machine = {"workers": setting.workers, "stand_ins": setting.stand_ins}
+    seconds: tuple[list[float], list[float]] = [], []
+    for _ in range(starts):
+        with ExitStack() as stack:
+            specs = [_spec(case, setting, ENDLESS) for case in (by_stage, by_layer)]
+            jobs = [stack.enter_context(sliced_job(spec, warm=WARM_ITERATIONS, **machine)) for spec in specs]
+            beside = take_turns(jobs, rounds, setting.slice_seconds)
+            for kept, found in zip(seconds, medians(*(job.slices() for job in jobs)), strict=True):
+                kept += found
+    name = by_layer.name.rpartition("_by_")[0]
+    return ratio_result(
+        f"{name}_layered_vs_stage",
+        *seconds,
+        how=f"an iteration of {name} whose forwards wait for all of their stage's updates ÷ one whose forwards wait "
+        f"for each layer's; {beside}",
+        goal=">= 0.98",
+    )
 
 
 def _run(client: Client, case: Case, setting: Setting, steps: int, runs: Runs) -> None:
-    own = {"entry": setting.job.entry, "args": setting.job.args, "batch_size": setting.batch_size}
-    spec = JobSpec.parse(
-        {"job": own | {"steps": steps, "seed": 1}, "strategy": case.strategy, "directory": str(HERE)},
-    )
-    job = client.submit(spec)["job"]
+    job = client.submit(_spec(case, setting, steps))["job"]
     result = client.wait(job, timeout=600)
     assert result["state"] == "completed", result
     shown = client.show(job)
@@ -269,6 +284,12 @@ def _run(client: Client, case: Case, setting: Setting, steps: int, runs: Runs) -
             for worker in shown["overlap"].values()
         ]
         runs.seconds[part].append(_mean(each) / steps)
+
+
+def _spec(case: Case, setting: Setting, steps: int) -> JobSpec:
+    own = {"entry": setting.job.entry, "args": setting.job.args, "batch_size": setting.batch_size}
+    job = own | {"steps": steps, "seed": 1}
+    return JobSpec.parse({"job": job, "strategy": case.strategy, "directory": str(HERE)})
 
 
 def _mean(seconds: Iterable[float]) -> float:

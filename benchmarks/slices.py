@@ -92,10 +92,13 @@ class SlicedJob:
 
 
 @contextmanager
-def sliced_job(spec: JobSpec, *, warm: int, workers: int = 2) -> Iterator[SlicedJob]:
-    """spec: of a job that does not end by itself. warm: iterations ahead of the first slice."""
-    daemon = weft.client.embedded.Daemon(workers=workers, threads=1, runs_dir=tempfile.mkdtemp(prefix="weft-bench-"))
-    with daemon as client:
+def sliced_job(spec: JobSpec, *, warm: int, workers: int = 2, stand_ins: int = 0) -> Iterator[SlicedJob]:
+    """spec: of a job that does not end by itself. warm: iterations ahead of the first slice. The rest: its daemon's."""
+    machine = {"workers": workers, "stand_ins": stand_ins, "threads": 1}
+    with (
+        tempfile.TemporaryDirectory(prefix="weft-bench-") as runs_dir,
+        weft.client.embedded.Daemon(**machine, runs_dir=runs_dir) as client,
+    ):
         job = client.submit(spec)["job"]
         while (shown := client.show(job))["step"] < warm:
             assert shown["state"] not in ("failed", "cancelled", "completed"), shown
