@@ -18,6 +18,7 @@ import os
 import platform
 import re
 import statistics
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -124,7 +125,10 @@ def main(
     if parts is not None and arguments.only is not None:
         collect = parts[arguments.only]
     os.environ.setdefault("WEFT_KEEP_INSPECTIONS", "false")  # of another hour, of a machine that was faster then
-    results = collect(arguments.quick)
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as scratch:
+        tempfile.tempdir = scratch  # of whatever is made meanwhile, as runs are
+        results = collect(arguments.quick)
+        tempfile.tempdir = None
     print(json.dumps(report(name, results), indent=1) if arguments.json else (table or text_table)(results))
     if draw is not None and arguments.png is not None:
         draw(results, arguments.png)

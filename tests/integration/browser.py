@@ -86,6 +86,8 @@ class Browser:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # the group that start_new_session made: its helpers too
         self._process.wait(SECONDS)
+        with suppress(OSError):  # the directory of its socket, which it makes where there are temporary files
+            shutil.rmtree((self._home / "profile" / "SingletonSocket").readlink().parent, ignore_errors=True)
         shutil.rmtree(self._home, ignore_errors=True)
 
     def _start(self) -> subprocess.Popen[bytes]:
