@@ -117,7 +117,7 @@ class Border:
     these modules. Which that is may differ from one microbatch to the next, as layers are left out at random."""
 
     modules: tuple[str, ...]  # with which the stage's units begin, and those of later stages
-    given: tuple[tuple[int, str], ...] = ()  # to the first of them: by number among its tensors, the value
+    given: tuple[tuple[int, str], ...] = ()  # to the first of them: by number among its tensors and Nones, the value
     # Where a step goes through modules again, and the stage before has some to run behind that first call:
     ends: tuple[str, ...] = ()  # calls with which that stage ends, "module" or "module@1" for its second
     late: tuple[str, ...] = ()  # second and further calls of modules, all of which are run where the first is

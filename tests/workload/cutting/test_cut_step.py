@@ -597,6 +597,43 @@ def test_modules_in_another_order_in_validation_leave_no_cut() -> None:
     assert recorded_in_both(Loose(forward)).problems.keys() == {1, 2}
 
 
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None, bias: torch.Tensor) -> torch.Tensor:
+        made = self.linear(x) + bias
+        return made.tanh() if mask is None else made * mask
+
+
+def masked(model: nn.Module, batch: dict[str, torch.Tensor], *, by_name: bool) -> torch.Tensor:
+    """A mask that hides nothing is None, as transformers have it; a block is given what was made of those before."""
+    mask = None if bool(batch["mask"].all()) else batch["mask"]
+    x, bias = batch["x"], torch.zeros(())
+    for block in model.children():
+        x = block(x=x, mask=mask, bias=bias) if by_name else block(x, mask, bias)
+        bias = 2 * x + bias
+    total: torch.Tensor = x.sum()
+    return total
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("hides", [[False, True], [True, False]], ids=["recorded without", "recorded with"])
+def test_an_argument_has_its_name_whether_one_before_it_is_a_tensor_or_none(by_name: bool, hides: list[bool]) -> None:
+    """A microbatch without padding failed: its biases were looked for among the masks' places (MPNet)."""
+    model, step = nn.ModuleList(Masked() for _ in range(3)), partial(masked, by_name=by_name)
+    batches = []
+    for is_hiding in hides:
+        mask = torch.ones(2, 4)
+        mask[0, 2:] = 0.0 if is_hiding else 1.0
+        batches.append({"x": torch.randn(2, 4), "mask": mask})
+    found = recorded(model, step, batches[0])
+    assert found.problems == {}
+    for batch in batches:
+        assert torch.equal(run_cut(model, step, batch, found, [1, 2]), step(model, batch))
+
+
 def flow(calls: list[str]) -> Loose:
     """A model that calls its modules one after another: those named by what is in the list when it runs."""
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,7 +23,7 @@ from torch import nn
 
 from weft.plan.plan import Border
 from weft.workload.cutting.calls import CallNumbers, Seed
-from weft.workload.cutting.leaves import replaced, tensors_in
+from weft.workload.cutting.leaves import places_in, replaced, tensors_in
 from weft.workload.cutting.loose import LooseNames, LooseResults, is_loose
 from weft.workload.cutting.names import call_name, is_argument, names_by_place, slots_of
 from weft.workload.cutting.placeholder import Placeholder, resolved, sendable
@@ -320,19 +319,13 @@ class CutStep:
             placeholder.comes(self._came[name])
         self._substitute()
         came = {leaf: name for leaf, name in self._begins.given if name in self._came and name not in self._known}
-        if not came:
-            return replaced(given[0], resolved), replaced(given[1], resolved)
-        leaves = itertools.count()
-
-        def bound(tensor: torch.Tensor) -> torch.Tensor:
-            name = came.get(next(leaves))
-            if name is not None and isinstance(tensor, Placeholder) and tensor.came is None:
+        places = places_in(given) if came else []
+        for leaf, name in came.items():
+            tensor = places[leaf] if leaf < len(places) else None
+            if isinstance(tensor, Placeholder) and tensor.came is None:
                 tensor.comes(self._came[name])
                 self._known[name] = tensor
-            return resolved(tensor)
-
-        args, kwargs = replaced(given, bound)
-        return args, kwargs
+        return replaced(given[0], resolved), replaced(given[1], resolved)
 
     def _substitute(self) -> None:
         """Of what other stages have sent, that which stands for what this run has left out."""
@@ -355,11 +348,12 @@ class CutStep:
         places = tuple((leaf, name) for leaf, name in places if name in self._sends and name not in self._sent)
         if not places:
             return
-        tensors = tensors_in(given)
+        tensors = places_in(given)
         made = {leaf: self._sent.get(name) for leaf, name in reversed(self._ends.given)}
         for leaf, name in places:
-            if name not in self._sent and leaf < len(tensors):
-                tensor = resolved(tensors[leaf]) if self._substitutes.are_known else sendable(tensors[leaf])
+            there = tensors[leaf] if leaf < len(tensors) else None
+            if name not in self._sent and there is not None:
+                tensor = resolved(there) if self._substitutes.are_known else sendable(there)
                 if tensor is not made[leaf] and not isinstance(tensor, Placeholder):  # else who has made it has sent it
                     self._sent[name] = made[leaf] = tensor
 

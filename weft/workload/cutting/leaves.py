@@ -24,6 +24,19 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return found
 
 
+def places_in(given: tuple[Any, ...]) -> list[torch.Tensor | None]:
+    """Of arguments, and those by keyword: the tensors, and None for each None, so that what stands behind one has the
+    same place where it is a tensor, as a mask is that hides nothing in some batches."""
+    args, kwargs = given
+    found: list[torch.Tensor | None] = []
+    for value in (*args, *kwargs.values()):
+        if value is None:
+            found.append(None)
+        else:
+            found += tensors_in(value)
+    return found
+
+
 def _find(value: Any, found: list[torch.Tensor]) -> None:
     """In the order of `replaced`."""
     if isinstance(value, torch.Tensor):

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from weft.workload.cutting.calls import CallNumbers, Seed
 from weft.workload.cutting.cut_step import Step
-from weft.workload.cutting.leaves import tensors_in
+from weft.workload.cutting.leaves import places_in, tensors_in
 from weft.workload.cutting.loose import LooseNames, made_by
 from weft.workload.cutting.modes import aside
 from weft.workload.cutting.names import argument_name, call_name, named_tensors, output_name
@@ -111,7 +111,8 @@ class StepRecording(TorchFunctionMode):
         self._drawing.clear()
         self._loose.call = call_name(visible.name, occurrence)
         self._states.append(self._states_of[visible])
-        given = ((leaf, self._known(tensor)) for leaf, tensor in enumerate(tensors_in((args, kwargs))))
+        tensors = ((leaf, tensor) for leaf, tensor in enumerate(places_in((args, kwargs))) if tensor is not None)
+        given = ((leaf, self._known(tensor)) for leaf, tensor in tensors)
         self._arguments.append({leaf: fed for leaf, fed in given if fed is not None})
         self._reads.append(Read(self._region, list(self._arguments[-1].values()), [], is_call=True))
         self._depth += 1
