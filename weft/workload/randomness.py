@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pickle
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -74,9 +75,8 @@ def generators_kept() -> Iterator[None]:
 def state_of_generators() -> tuple[object, ...]:
     """Of this process: another one once anybody has drawn. In about 50 microseconds."""
     generators = (torch.default_generator, *torch.cuda.default_generators)
-    of_numpy = np.random.get_state(legacy=False)
-    keys = of_numpy["state"].pop("key").tobytes()
-    return (*(each.get_state().numpy().tobytes() for each in generators), random.getstate(), of_numpy, keys)
+    of_numpy = pickle.dumps(np.random.get_state(legacy=False))
+    return (*(each.get_state().numpy().tobytes() for each in generators), random.getstate(), of_numpy)
 
 
 class Movements:

@@ -25,7 +25,7 @@ from weft.workers.compute.forward_buffers import Began, ForwardBuffers
 from weft.workers.compute.forward_parts import ForwardParts
 from weft.workers.compute.stage import GivenModes, Stage, Tensors, computing_in, forget_results, leaf_of, no_leaf
 from weft.workers.devices.device import Accelerator, Device
-from weft.workload.cutting.calls import Made, Seed
+from weft.workload.cutting.calls import Made, Seed, unseeded
 from weft.workload.cutting.cut_step import Bound, CutStep, Sent
 from weft.workload.cutting.skipped import OtherStructure
 from weft.workload.data.tree import with_tensors
@@ -187,7 +187,7 @@ class CutStage(Stage):
         self, microbatch: int, step: int, received: Tensors, batch: Any
     ) -> tuple[Tensors, Mapping[str, torch.Tensor]]:
         leaves = [leaf_of(each, wants) for each, wants in zip(received, self._differentiable, strict=True)]
-        saved = _Saved(step, leaves, leaves, [], batch, None, [], {}, _unseeded, [])
+        saved = _Saved(step, leaves, leaves, [], batch, None, [], {}, unseeded, [])
         self._saved[microbatch] = saved
         if not self._recompute:
             saved.sent, values = self._run_saved(microbatch, saved)
@@ -219,7 +219,7 @@ class CutStage(Stage):
             self._parts.reach(self._needed_first)
             if not self._draws:
                 movements = Movements()
-                result = self._run_once(batch, received, _unseeded, learns=learns)
+                result = self._run_once(batch, received, unseeded, learns=learns)
                 if not movements.are_there():
                     return result
                 self._draws = True
@@ -242,6 +242,3 @@ class CutStage(Stage):
             seed_others(mixed(key, number))
 
         return seed_all
-
-
-def _unseeded(number: int) -> None: ...

@@ -26,6 +26,10 @@ Seed = Callable[[int], None]
 Made = dict[Visible, list[int]]  # numbers of calls
 
 
+def unseeded(number: int) -> None:
+    """The Seed of a run that draws nothing."""
+
+
 class CallNumbers:
     """Which number each call has; `seed` is called with those of the points above."""
 
@@ -34,7 +38,7 @@ class CallNumbers:
         self._runs_again = False
         self.is_running = False  # forward
         self.made: Made = {}  # by the last run
-        self.seed: Seed = _unseeded  # of the last run
+        self.seed: Seed = unseeded  # of the last run
         self.count = 0  # of calls in it
 
     @contextlib.contextmanager
@@ -123,9 +127,6 @@ class CallNumbers:
                     "knows which call runs again in backward; leave preserve_rng_state as it is and seed nothing, or "
                     "use strategy.recompute = true"
                 )
-
-
-def _unseeded(number: int) -> None: ...
 
 
 class SeededCalls:
