@@ -154,12 +154,8 @@ def test_the_end_of_a_microbatch_brings_what_comes_next(rehearse: Rehearse) -> N
     assert tasks_of(play, dispatch) == ["FORWARD(0,2)", "BACKWARD(0,2)"]
 
 
-@pytest.mark.parametrize("window", [None, 2])
-def test_when_all_are_taken_the_rest_of_the_iteration_is_sent_and_the_next_one_begins(
-    rehearse: Rehearse, window: int | None
-) -> None:
-    """Whatever the window: what passes without a microbatch was sent in several messages, and others waited for it."""
-    play = rehearse(share="stealing", microbatches=5, window=window)
+def test_when_all_are_taken_the_rest_of_the_iteration_is_sent_and_the_next_one_begins(rehearse: Rehearse) -> None:
+    play = rehearse(share="stealing", microbatches=5)
     grant, dispatch = play.finish("cpu-0", "compute", 2)
     assert grant == granted(0, (0, 2, 4), (0, 3, NO_MORE))
     assert isinstance(dispatch, Dispatch)

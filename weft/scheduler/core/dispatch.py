@@ -1,10 +1,9 @@
 """Dispatch: what the lanes of a running job are sent next, and how the job is adjusted. Functions on a Job. Of its
 snapshots weft.scheduler.core.copying has charge.
 
-A lane is sent the tasks of its endless program up to a window ahead of what it has finished, or, where a policy says
-how far it may go, as far as that. Sockets keep the order of messages, so each worker knows of an adjustment before it
-is sent the tasks that need it: those of positions that are granted, and those of the first iteration with new shares or
-routes.
+A lane is sent the tasks of its endless program up to a window ahead of what it has finished, and no further than a
+policy allows. Sockets keep the order of messages, so each worker knows of an adjustment before it is sent the tasks
+that need it: those of positions that are granted, and those of the first iteration with new shares or routes.
 """
 
 from __future__ import annotations
@@ -92,11 +91,8 @@ def lane_finished(job: Job, lane: LaneState) -> list[Command]:
 
 
 def top_up(job: Job, lane: LaneState) -> list[Command]:
-    """Sends the lane its next tasks, up to the window, once half of the window is free; all that a policy allows, where
-    one does: many of these pass without a microbatch, at the end of an iteration, when others wait for them."""
+    """Sends the lane its next tasks, up to the window, once half of the window is free."""
     assert job.plan is not None
-    if lane.allowed is not None:
-        return _send(job, lane, lane.total)
     outstanding = lane.sent - lane.finished
     if outstanding and 2 * outstanding > job.plan.window:
         return []
