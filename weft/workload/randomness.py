@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import pickle
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -70,13 +69,6 @@ def generators_kept() -> Iterator[None]:
             generator.set_state(state)
         random.setstate(of_python)
         np.random.set_state(of_numpy)
-
-
-def state_of_generators() -> tuple[object, ...]:
-    """Of this process: another one once anybody has drawn. In about 50 microseconds."""
-    generators = (torch.default_generator, *torch.cuda.default_generators)
-    of_numpy = pickle.dumps(np.random.get_state(legacy=False))
-    return (*(each.get_state().numpy().tobytes() for each in generators), random.getstate(), of_numpy)
 
 
 class Movements:

@@ -7,7 +7,6 @@ import queue
 import runpy
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -153,7 +152,8 @@ def test_who_waits_until_memory_is_handed_on_takes_no_thread_for_begun_that_is_a
 ) -> None:
     """A job failed as `internal`, "cannot join thread before it is started", where the directory had been killed while
     it was saved."""
-    about_to_begin, may_begin, handed = threading.Event(), threading.Event(), []
+    about_to_begin, may_begin, is_waited_for = threading.Event(), threading.Event(), threading.Event()
+    handed = []
 
     class Begun(threading.Thread):
         def start(self) -> None:
@@ -161,9 +161,13 @@ def test_who_waits_until_memory_is_handed_on_takes_no_thread_for_begun_that_is_a
             assert may_begin.wait(60)
             super().start()
 
+        def join(self, timeout: float | None = None) -> None:
+            is_waited_for.set()
+            super().join(timeout)
+
     class Handing:
         def hand_memory_on(self) -> None:
-            time.sleep(0.05)
+            assert is_waited_for.wait(60)
             handed.append(self)
 
     worker: Any = process._Worker(ends[1], CONFIG, StandIn(), Footprint.now(frozenset()), Spares(ends[0], os.getpid()))

@@ -117,9 +117,9 @@ def test_what_runs_again_is_the_call_whose_turn_it_was(step: Any, part: Any, ree
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_where_no_generator_is_put_back_no_call_is_taken_for_another(step: Any) -> None:
-    """One that draws nothing is as good as any."""
+@pytest.mark.parametrize("part", [Noisy, Quiet])
+def test_where_no_generator_is_put_back_no_call_is_taken_for_another(step: Any, part: Any) -> None:
+    """What draws nothing by itself may have a dropout behind it."""
     again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-    assert_same(through_once(step, Quiet, again), through_once(step, Quiet, direct))
-    with pytest.raises(WorkloadError, match=r"\((Noisy|Linear)\) is called \d times .* leave preserve_rng_state as it"):
-        through_once(step, Noisy, again)
+    with pytest.raises(WorkloadError, match=r"is called \d times .* leave preserve_rng_state as it is"):
+        through_once(step, part, again)

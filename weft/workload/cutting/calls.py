@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from weft.workload.cutting.visible import CallKind, Forward, Visible, listening, visible_modules
-from weft.workload.randomness import state_of_generators
 from weft.workload.workload import WorkloadError
 
 Seed = Callable[[int], None]
@@ -85,8 +84,6 @@ class CallNumbers:
             return forward(*args, **kwargs)
         seed = self._seed
         number = self._number_again(visible) if self._runs_again else self._next(visible)
-        if number is None:
-            return self._run_undrawn(visible, forward, args, kwargs)
         seed(2 * number + 1)
         result = forward(*args, **kwargs)
         seed(2 * number + 2)
@@ -100,8 +97,7 @@ class CallNumbers:
             self.made[visible] = [number]
         return number
 
-    def _number_again(self, visible: Visible) -> int | None:
-        """None: nobody knows."""
+    def _number_again(self, visible: Visible) -> int:
         numbers = self.made.get(visible, [])
         if len(numbers) == 1:
             return numbers[0]
@@ -111,22 +107,11 @@ class CallNumbers:
             self._seed(2 * number)
             if torch.default_generator.initial_seed() == before:
                 return number
-        torch.default_generator.manual_seed(before)
-        return None
-
-    def _run_undrawn(self, visible: Visible, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Whichever call it is, it is that one again where it draws nothing."""
-        before = state_of_generators()
-        try:
-            return forward(*args, **kwargs)
-        finally:  # a checkpoint leaves by an exception what has made all that it needs
-            if state_of_generators() != before:
-                raise WorkloadError(
-                    f"{visible} is called {len(self.made.get(visible, []))} times in a step and draws random numbers, "
-                    "under torch.utils.checkpoint with preserve_rng_state=False or between seeds of its own, so nobody "
-                    "knows which call runs again in backward; leave preserve_rng_state as it is and seed nothing, or "
-                    "use strategy.recompute = true"
-                )
+        raise WorkloadError(
+            f"{visible} is called {len(numbers)} times in a step, under torch.utils.checkpoint with "
+            "preserve_rng_state=False or between seeds of its own, so nobody knows which call runs again in backward; "
+            "leave preserve_rng_state as it is and seed nothing, or use strategy.recompute = true in its place"
+        )
 
 
 class SeededCalls:
