@@ -1,14 +1,13 @@
-"""What a job file may say, all of it at once and by chance, computes what the plain loop computes; with a worker killed
-on the way, too, and of models by chance. What the planner refuses it refuses with the remedy."""
+"""What a job file may say, all of it at once and by chance, computes what the plain loop computes; disturbed on the
+way, and of models by chance, too. What the planner refuses it refuses with the remedy."""
 
 from __future__ import annotations
 
 import json
-import os
+import math
 import random
 import runpy
-import signal
-from contextlib import suppress
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +18,22 @@ from weft.spec.job_spec import JobSpec
 
 HERE = Path(__file__).parent
 _REPLICAS = runpy.run_path(str(HERE / "test_replicas.py"))
-until = _REPLICAS["until"]
-check, steps_of, FLOAT64 = (_REPLICAS[name] for name in ("check", "steps_of", "FLOAT64"))
+check, steps_of, metrics_rows, FLOAT64 = (_REPLICAS[name] for name in ("check", "steps_of", "metrics_rows", "FLOAT64"))
 _JOBS = runpy.run_path(str(HERE.parent / "any_jobs.py"))
 any_job, any_models_job = _JOBS["any_job"], _JOBS["any_models_job"]
 CLASSES = runpy.run_path(str(HERE / "test_any_model.py"))["IN_FLOAT64"]
+_DISTURBANCES = runpy.run_path(str(HERE / "disturbances.py"))
+disturb, slowed_down, DISTURBANCES = (_DISTURBANCES[name] for name in ("disturb", "slowed_down", "DISTURBANCES"))
 MODELS = [name for name in runpy.run_path(str(HERE / "replica_jobs.py"))["MODELS"] if name != "pausing"]
 
 NUM_JOBS, NUM_MODELS, JOBS_OF_A_DAY = 200, 400, 10
-STEPS = (0, 0, 1, 4, 12)  # at which workers are killed: some jobs are over by then, and others still inspected
-
-
-def kill_a_worker(machine: Any, job: str, chance: random.Random) -> None:
-    """One that has the job once it has come to a step, if any still has it; the crew has another one soon."""
-    step = chance.choice(STEPS)
-
-    def has_come() -> bool:
-        shown = machine.client.show(job)
-        is_over = shown["state"] in ("completed", "failed", "cancelled")
-        return is_over or bool(shown.get("workers") and shown["step"] >= step)
-
-    until(has_come, f"step {step} of {job}")
-    pids = machine.worker_pids()
-    held = [worker for worker in machine.client.show(job).get("workers") or () if worker in pids]
-    if held:
-        with suppress(ProcessLookupError):
-            os.kill(pids[chance.choice(held)], signal.SIGKILL)
+TOLD = {  # by a job's log, where it was disturbed in time
+    "a worker is killed": " was killed; the job ",
+    "the directory is killed": "the directory process was lost",
+    "it is paused": "asked to pause",
+    "it is preempted": "preempted by ",
+    "it is cancelled": "cancelled",
+}
 
 
 def as_chosen(spec: JobSpec, run_dir: Path) -> JobSpec:
@@ -53,11 +42,18 @@ def as_chosen(spec: JobSpec, run_dir: Path) -> JobSpec:
     return JobSpec.parse(spec.to_wire() | {"strategy": json.loads(chosen.read_text())}) if chosen.exists() else spec
 
 
-def check_job(machine: Any, spec: JobSpec, killed: int | None) -> None:
-    """killed: by which chance one of its workers is."""
-    job = machine.submit(spec)
-    if killed is not None:
-        kill_a_worker(machine, job, random.Random(killed))
+def check_job(machine: Any, spec: JobSpec, disturbed: int | None) -> None:
+    """disturbed: by which chance it is."""
+    if disturbed is not None:
+        spec = slowed_down(spec)
+    first = job = machine.submit(spec)
+    if disturbed is not None:
+        job = disturb(machine, first, random.Random(disturbed))
+    check_result(machine, spec, first, job)
+
+
+def check_result(machine: Any, spec: JobSpec, first: str, job: str) -> None:
+    """job: as which `first` has gone on."""
     result = machine.client.wait(job, timeout=_REPLICAS["SECONDS"])
     if result["state"] == "failed" and result["reason"] in ("invalid-plan", "invalid-workload"):
         assert "; " in result["error"], result["error"]
@@ -66,6 +62,8 @@ def check_job(machine: Any, spec: JobSpec, killed: int | None) -> None:
     assert result["state"] == "completed", machine.log_of(job)
     if "only one replica computes what the plain loop does" in machine.log_of(job):
         return
+    if job != first:
+        result |= {"run_dir": in_one_run_directory(machine, first, result["run_dir"])}
     rows = steps_of(result)
     shares = [row["shares"] for row in rows if "shares" in row]  # which running statistics depend on
     chosen = as_chosen(spec, Path(result["run_dir"]))
@@ -77,18 +75,46 @@ def check_job(machine: Any, spec: JobSpec, killed: int | None) -> None:
     assert measured == [pytest.approx(means, rel=1000 * FLOAT64, abs=0) for means in expected.measured]
 
 
+def in_one_run_directory(machine: Any, first: str, run_dir: str) -> str:
+    """What a job has told up to where another has gone on from it, and what that one has told."""
+    later = metrics_rows(run_dir)
+    begins = later[0]["step"] if later else math.inf
+    known = {(row["step"], "validation" in row) for row in later}
+    told = Path(machine.client.show(first)["run_dir"], "metrics.jsonl")
+    earlier = metrics_rows(told.parent) if told.exists() else []
+    rows = [row for row in earlier if row["step"] <= begins and (row["step"], "validation" in row) not in known]
+    made = machine.home / f"{first}, whole"
+    shutil.copytree(run_dir, made)
+    (made / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, *later]))
+    return str(made)
+
+
 @pytest.mark.slow
-@pytest.mark.pairs(NUM_JOBS // JOBS_OF_A_DAY, number=range(NUM_JOBS), killed=("", "killed"))
+@pytest.mark.pairs(NUM_JOBS // JOBS_OF_A_DAY, number=range(NUM_JOBS), disturbed=("", "disturbed"))
 def test_any_job_computes_what_the_plain_loop_computes_or_is_refused_with_the_remedy(
-    machine: Any, number: int, killed: str
+    machine: Any, number: int, disturbed: str
 ) -> None:
-    check_job(machine, any_job(number, MODELS, CLASSES), number if killed else None)
+    check_job(machine, any_job(number, MODELS, CLASSES), number if disturbed else None)
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(NUM_MODELS // JOBS_OF_A_DAY, number=range(NUM_MODELS), killed=("", "killed"))
-def test_any_models_job_does_so_too(machine: Any, number: int, killed: str) -> None:
-    check_job(machine, any_models_job(number), number if killed else None)
+@pytest.mark.pairs(NUM_MODELS // JOBS_OF_A_DAY, number=range(NUM_MODELS), disturbed=("", "disturbed"))
+def test_any_models_job_does_so_too(machine: Any, number: int, disturbed: str) -> None:
+    check_job(machine, any_models_job(number), number if disturbed else None)
+
+
+@pytest.mark.slow
+@pytest.mark.pairs(how=tuple(DISTURBANCES))  # one a day
+def test_a_job_is_disturbed_before_it_ends_and_goes_on(machine: Any, how: str) -> None:
+    """Workers were once looked for where they are not told, and none was killed for weeks."""
+    args = {"file": "replica_jobs.py", "args": {"model": "mlp"}, "milliseconds": 50}
+    how_long = {"entry": "slow_jobs.py:workload", "args": args, "batch_size": 8, "epochs": 12, "seed": 3}
+    strategy = {"stages": 2, "recovery": "iteration"}
+    spec = JobSpec.parse({"job": how_long, "strategy": strategy, "directory": str(HERE)})
+    first = machine.submit(spec)
+    job = disturb(machine, first, random.Random(0), how)
+    check_result(machine, spec, first, job)
+    assert TOLD.get(how, "") in machine.log_of(first)
 
 
 @pytest.mark.slow
