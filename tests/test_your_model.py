@@ -155,6 +155,7 @@ def test_the_step_of_the_page_learns_in_one_process_and_in_stages(directory: Pat
 WALKS = {name.removesuffix("_script.py") for name in files() if name.endswith("_script.py")}
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=11)
 @pytest.mark.timeout(900)
 @pytest.mark.pairs(walk=tuple(sorted(WALKS)))  # one a day

@@ -101,6 +101,7 @@ def test_what_cannot_be_planned_is_refused_with_a_sentence(daemon: RealDaemon) -
     assert "--for: 'money' is nothing to plan for; write time or memory" in told.stderr
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=9)
 def test_weft_run_without_a_strategy_trains_what_the_plain_loop_does(daemon: RealDaemon, tmp_path: Path) -> None:
     """A short job is one worker's. A long one is chosen for, also where it goes on from the short one's checkpoint; it

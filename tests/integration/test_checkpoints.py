@@ -134,6 +134,7 @@ def test_a_discarded_job_leaves_nothing(daemon: Any) -> None:
         daemon.client.resume(job)
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=9)
 @pytest.mark.pairs(end=("stop", "kill"))  # one a day
 def test_a_job_goes_on_after_a_restart_of_the_daemon(

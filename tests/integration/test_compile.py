@@ -43,6 +43,7 @@ def graphs_in(directory: Path) -> set[str]:
     return {path.name for path in directory.glob("fxgraph/*/*")}
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=45)
 @pytest.mark.filterwarnings("ignore")  # torch's own, where it compiles
 @pytest.mark.pairs(8, name=("rows", "attends"), recompute=(False, True))

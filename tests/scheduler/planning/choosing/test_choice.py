@@ -221,6 +221,7 @@ def test_for_memory_the_plan_is_chosen_whose_largest_worker_is_smallest(
     assert "MiB in its fullest worker" in choice.lines[0]
 
 
+@pytest.mark.days(3)
 def test_workers_may_have_several_cores_each(measured: Callable[..., Inspection], auto: Callable[..., JobSpec]) -> None:
     """Two replicas on four cores have two each, where threads bring nearly what they cost."""
     inspection = measured([0.01] * 4, workers=4, speedup=3.4)
