@@ -18,6 +18,8 @@ from typing import Any
 import psutil
 
 from weft.client.client import RequestRefused
+from weft.spec.admission import problem_of_spec
+from weft.spec.field_errors import SpecError
 from weft.spec.job_spec import JobSpec
 
 HERE = Path(__file__).resolve().parent
@@ -29,8 +31,8 @@ AFTER = (0.0, 0.1, 0.3, 0.5)  # seconds from the moment on when it trains
 EVERYBODY = {"replicas": [{"device": "gpu", "stages": 2}, {"stages": 4}]}  # of the shared machine
 
 
-def slowed_down(spec: JobSpec) -> JobSpec:
-    """It is disturbed before it ends."""
+def to_disturb(spec: JobSpec, chance: random.Random) -> JobSpec:
+    """The same, slowed down; half of those that can go on from any iteration do so."""
     tables = spec.to_wire()
     steps = spec.job.epochs * max(1, 20 // spec.job.batch_size)
     milliseconds = 1000 * SLOW_SECONDS / (steps * max(spec.strategy.microbatch_counts))
@@ -39,7 +41,12 @@ def slowed_down(spec: JobSpec) -> JobSpec:
         "entry": "slow_jobs.py:workload",
         "args": {"file": file, "args": dict(spec.job.args), "milliseconds": milliseconds},
     }
-    return JobSpec.parse(tables | {"directory": str(HERE)})
+    slow = JobSpec.parse(tables | {"directory": str(HERE)})
+    if chance.random() < 0.5:
+        with suppress(SpecError):
+            by_iteration = JobSpec.parse(slow.to_wire() | {"strategy": tables["strategy"] | {"recovery": "iteration"}})
+            return slow if problem_of_spec(by_iteration) else by_iteration
+    return slow
 
 
 def begun(machine: Any, job: str, chance: random.Random) -> None:

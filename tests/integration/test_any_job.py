@@ -23,10 +23,10 @@ _JOBS = runpy.run_path(str(HERE.parent / "any_jobs.py"))
 any_job, any_models_job = _JOBS["any_job"], _JOBS["any_models_job"]
 CLASSES = runpy.run_path(str(HERE / "test_any_model.py"))["IN_FLOAT64"]
 _DISTURBANCES = runpy.run_path(str(HERE / "disturbances.py"))
-disturb, slowed_down, DISTURBANCES = (_DISTURBANCES[name] for name in ("disturb", "slowed_down", "DISTURBANCES"))
+disturb, to_disturb, DISTURBANCES = (_DISTURBANCES[name] for name in ("disturb", "to_disturb", "DISTURBANCES"))
 MODELS = [name for name in runpy.run_path(str(HERE / "replica_jobs.py"))["MODELS"] if name != "pausing"]
 
-NUM_JOBS, NUM_MODELS, JOBS_OF_A_DAY = 200, 400, 10
+NUM_JOBS, NUM_MODELS, JOBS_OF_A_DAY = 200, 400, 8
 TOLD = {  # by a job's log, where it was disturbed in time
     "a worker is killed": " was killed; the job ",
     "the directory is killed": "the directory process was lost",
@@ -44,12 +44,14 @@ def as_chosen(spec: JobSpec, run_dir: Path) -> JobSpec:
 
 def check_job(machine: Any, spec: JobSpec, disturbed: int | None) -> None:
     """disturbed: by which chance it is."""
-    if disturbed is not None:
-        spec = slowed_down(spec)
-    first = job = machine.submit(spec)
-    if disturbed is not None:
-        job = disturb(machine, first, random.Random(disturbed))
-    check_result(machine, spec, first, job)
+    if disturbed is None:
+        job = machine.submit(spec)
+        check_result(machine, spec, job, job)
+        return
+    chance = random.Random(disturbed)
+    spec = to_disturb(spec, chance)
+    first = machine.submit(spec)
+    check_result(machine, spec, first, disturb(machine, first, chance))
 
 
 def check_result(machine: Any, spec: JobSpec, first: str, job: str) -> None:

@@ -64,6 +64,8 @@ def test_a_spare_goes_on_and_the_function_runs_nowhere(daemon: Any, strategy: st
         check_is_undisturbed(daemon, job, spec)
     assert after == []
     assert "starts again" not in daemon.log_of(job)
+    daemon.until_idle()
+    assert daemon.worker_pids()["cpu-0"] == spare.pid, "it stays a worker"
 
 
 @pytest.mark.slow(seconds=5)

@@ -65,7 +65,7 @@ def _others() -> Iterator[tuple[str, Any]]:
     yield "timers", [signal.getitimer(which) != (0.0, 0.0) for which in _TIMERS]
     yield "niceness", os.getpriority(os.PRIO_PROCESS, 0)
     yield "cores", os.sched_getaffinity(0)
-    yield "session", (os.getsid(0), os.getpgid(0))
+    yield "session", (os.getsid(0), os.getpgid(0) == os.getpid())  # each worker, and each spare, leads its own
     yield "hooks", (sys.excepthook, sys.unraisablehook, threading.excepthook, sys.gettrace(), sys.getprofile())
     yield "collector", (gc.isenabled(), gc.get_threshold())
     yield "limits", (sys.getrecursionlimit(), socket.getdefaulttimeout(), sys.getswitchinterval())
