@@ -110,7 +110,7 @@ def test_any_models_job_does_so_too(machine: Any, number: int, disturbed: str) -
 def test_a_job_is_disturbed_before_it_ends_and_goes_on(machine: Any, how: str) -> None:
     """Workers were once looked for where they are not told, and none was killed for weeks."""
     args = {"file": "replica_jobs.py", "args": {"model": "mlp"}, "milliseconds": 50}
-    how_long = {"entry": "slow_jobs.py:workload", "args": args, "batch_size": 8, "epochs": 12, "seed": 3}
+    how_long = {"entry": "slow_jobs.py:workload", "args": args, "batch_size": 8, "epochs": 24, "seed": 3}
     strategy = {"stages": 2, "recovery": "iteration"}
     spec = JobSpec.parse({"job": how_long, "strategy": strategy, "directory": str(HERE)})
     first = machine.submit(spec)
