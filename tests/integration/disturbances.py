@@ -28,13 +28,14 @@ until, SECONDS, TERMINAL = (_REAL[name] for name in ("until", "SECONDS", "TERMIN
 
 SLOW_SECONDS = 0.8  # that a job is slowed down by, in all and about
 AFTER = (0.0, 0.1, 0.3, 0.5)  # seconds from the moment on when it trains
+NUM_SAMPLES = 20  # that jobs by chance have, or one less
 EVERYBODY = {"replicas": [{"device": "gpu", "stages": 2}, {"stages": 4}]}  # of the shared machine
 
 
 def to_disturb(spec: JobSpec, chance: random.Random) -> JobSpec:
     """The same, slowed down; half of those that can go on from any iteration do so."""
     tables = spec.to_wire()
-    steps = spec.job.epochs * max(1, 20 // spec.job.batch_size)
+    steps = spec.job.epochs * max(1, NUM_SAMPLES // spec.job.batch_size)
     milliseconds = 1000 * SLOW_SECONDS / (steps * max(spec.strategy.microbatch_counts))
     file = os.path.relpath(spec.entry_file, HERE)
     tables["job"] |= {
@@ -54,13 +55,12 @@ def begun(machine: Any, job: str, chance: random.Random) -> None:
     state = chance.choice(("planning", "running", "running", "running"))
     until(lambda: machine.client.show(job)["state"] in (state, "running", *TERMINAL), f"{job} is {state}")
     if state == "running":
-        time.sleep(chance.choice(AFTER))  # nothing tells of what is to be disturbed
+        time.sleep(chance.choice(AFTER))  # no event: whatever it is at then is disturbed
 
 
 def kill_a_worker(machine: Any, job: str, chance: random.Random) -> str:
     """The crew has another one soon."""
-    pids = [worker["pid"] for worker in machine.client.status()["workers"] if worker["job"] == job]
-    if pids:
+    if pids := list(machine.worker_pids(job).values()):
         with suppress(ProcessLookupError):
             os.kill(chance.choice(pids), signal.SIGKILL)
     return job

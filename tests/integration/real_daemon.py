@@ -213,8 +213,10 @@ class RealDaemon:
         others = [child for child in self.fork_server().children() if child.pid not in workers]
         return sorted(others, key=lambda child: (child.nice(), child.create_time()))
 
-    def worker_pids(self) -> dict[str, int]:
-        return {worker["worker"]: worker["pid"] for worker in self.client.status()["workers"]}
+    def worker_pids(self, job: str | None = None) -> dict[str, int]:
+        """Of all workers, or of those that hold the job and live."""
+        workers = self.client.status()["workers"]
+        return {each["worker"]: each["pid"] for each in workers if job is None or (each["job"] == job and each["pid"])}
 
     def signal(self, number: int) -> None:
         self.processes()

@@ -17,7 +17,7 @@ import pytest
 
 _SURVIVORS = runpy.run_path(str(Path(__file__).with_name("test_survivors.py")))
 _RECOVERY, SOURCE = _SURVIVORS["_RECOVERY"], _SURVIVORS["SOURCE"]
-processes_of, holding = _SURVIVORS["processes_of"], _SURVIVORS["holding"]
+processes_of = _SURVIVORS["processes_of"]
 held_behind_a_snapshot, check_is_undisturbed, until, SECONDS, STRATEGIES, KnownKeyDaemon, held_blocks = (
     _RECOVERY[name]
     for name in (
@@ -38,7 +38,7 @@ BUSY = {
 
 def kill(daemon: Any, job: str, worker: str) -> psutil.Process | None:
     """Of the job. Its spare, if it has one."""
-    process = psutil.Process(holding(daemon, job)[worker])
+    process = psutil.Process(daemon.worker_pids(job)[worker])
     spare = next(iter(process.children()), None)
     process.kill()
     return spare
@@ -59,7 +59,7 @@ def test_a_spare_goes_on_and_the_function_runs_nowhere(daemon: Any, strategy: st
         assert spare is not None
         gate.open()
         until_runs(daemon, job, attempt=2)
-        assert holding(daemon, job).get("cpu-0", spare.pid) == spare.pid, "or it has ended already"
+        assert daemon.worker_pids(job).get("cpu-0", spare.pid) == spare.pid, "or it has ended already"
         after = processes_of(spec)[len(ran) :]
         check_is_undisturbed(daemon, job, spec)
     assert after == []
@@ -78,7 +78,7 @@ def test_a_worker_that_has_taken_anothers_place_is_prepared_anew_where_it_is_los
         assert kill(daemon, job, LAST) is None
         until_runs(daemon, job, attempt=3)
         assert len(processes_of(spec)) == len(ran) + 1
-        assert psutil.Process(holding(daemon, job)["cpu-0"]).children() != [], "the other one has its own"
+        assert psutil.Process(daemon.worker_pids(job)["cpu-0"]).children() != [], "the other one has its own"
         gate.open()
         check_is_undisturbed(daemon, job, spec)
     assert "starts again" not in daemon.log_of(job)
@@ -90,7 +90,7 @@ def test_where_a_copy_would_lack_something_or_take_much_there_is_none(daemon: An
     source = SOURCE.replace(BEFORE_THE_WORKLOAD, BUSY[what] + BEFORE_THE_WORKLOAD, 1)
     with held_behind_a_snapshot(daemon, PIPELINE, source=source) as (job, spec, gate):
         ran = processes_of(spec)
-        children = [psutil.Process(pid).children() for pid in holding(daemon, job).values()]
+        children = [psutil.Process(pid).children() for pid in daemon.worker_pids(job).values()]
         assert [each.name() for own in children for each in own if each.name() != "sleep"] == []
         kill(daemon, job, LAST)
         until_runs(daemon, job, attempt=2)
@@ -105,7 +105,7 @@ def test_memory_that_is_free_again_is_none_that_a_copy_would_take(daemon: Any) -
     once_much = "    [torch.ones(1 << 18) for _ in range(400)]\n"
     source = SOURCE.replace(BEFORE_THE_WORKLOAD, once_much + BEFORE_THE_WORKLOAD, 1)
     with held_behind_a_snapshot(daemon, PIPELINE, source=source) as (job, _, gate):
-        workers = [psutil.Process(pid) for pid in holding(daemon, job).values()]
+        workers = [psutil.Process(pid) for pid in daemon.worker_pids(job).values()]
         assert sorted(len(each.children()) for each in workers) == [0, 1, 1], "the loader has none"
         gate.open()
 
@@ -115,7 +115,7 @@ def test_memory_that_is_free_again_is_none_that_a_copy_would_take(daemon: Any) -
 def test_a_spare_that_is_killed_too_costs_what_there_is_without(daemon: Any, first: str) -> None:
     with held_behind_a_snapshot(daemon, PIPELINE, source=SOURCE) as (job, spec, gate):
         ran = processes_of(spec)
-        worker = psutil.Process(holding(daemon, job)[LAST])
+        worker = psutil.Process(daemon.worker_pids(job)[LAST])
         (spare,) = worker.children()
         for each in (spare, worker) if first == "the spare" else (worker, spare):
             each.kill()
@@ -178,7 +178,7 @@ def test_a_job_that_is_given_up_leaves_no_spare(daemon: Any) -> None:
 def test_with_the_daemon_and_the_fork_server_spares_end_too(own_daemon: Callable[..., Any], whom: str) -> None:
     daemon = own_daemon()
     with held_behind_a_snapshot(daemon, PIPELINE, source=SOURCE) as (job, _, _):
-        spares = [each for pid in holding(daemon, job).values() for each in psutil.Process(pid).children()]
+        spares = [each for pid in daemon.worker_pids(job).values() for each in psutil.Process(pid).children()]
         kill(daemon, job, LAST)
         until_runs(daemon, job, attempt=2)
         victim = daemon.process.pid if whom == "the daemon" else daemon.fork_server().pid
@@ -198,7 +198,7 @@ def test_a_daemon_that_has_taken_over_has_them_too(own_daemon: Callable[..., Any
         spare = kill(daemon, job, LAST)
         assert spare is not None
         until_runs(daemon, job, attempt=2)
-        assert holding(daemon, job)[LAST] == spare.pid
+        assert daemon.worker_pids(job)[LAST] == spare.pid
         gate.open()
         check_is_undisturbed(daemon, job, spec)
     assert processes_of(spec)[: len(ran)] == ran

@@ -35,11 +35,6 @@ def processes_of(spec: Any) -> list[int]:
     return [int(line) for line in Path(spec.directory, "processes").read_text().split()]
 
 
-def holding(daemon: Any, job: str) -> dict[str, int]:
-    """The processes of the workers that hold the job."""
-    return {each["worker"]: each["pid"] for each in daemon.client.status()["workers"] if each["job"] == job}
-
-
 @pytest.mark.slow(seconds=7)
 @pytest.mark.pairs(
     4, strategy=("pipeline", "recompute", "replicas", "clipped pipeline", "clipped replicas"), victim=("cpu", "loader")
@@ -47,7 +42,7 @@ def holding(daemon: Any, job: str) -> dict[str, int]:
 def test_the_function_runs_in_the_new_worker_alone(daemon: Any, strategy: str, victim: str) -> None:
     strategies = _RECOVERY["STRATEGIES"]
     with held_behind_a_snapshot(daemon, strategies[strategy], source=SOURCE) as (job, spec, gate):
-        before, ran = holding(daemon, job), processes_of(spec)
+        before, ran = daemon.worker_pids(job), processes_of(spec)
         kill_worker(daemon, job, victim)
         daemon.until_logged(job, "goes on after step")
         gate.open()  # who stands there lets go of nothing
@@ -63,11 +58,11 @@ def test_the_function_runs_in_the_new_worker_alone(daemon: Any, strategy: str, v
 def test_another_that_is_killed_while_the_first_is_prepared_costs_no_more(daemon: Any) -> None:
     with held_behind_a_snapshot(daemon, PIPELINE, source=SOURCE) as (job, spec, gate):
         wait, ran = Path(spec.directory, "wait"), processes_of(spec)
-        before = holding(daemon, job)
+        before = daemon.worker_pids(job)
         wait.touch()
         kill_worker(daemon, job, "cpu")
         until(lambda: len(processes_of(spec)) > len(ran), "the function in another process")
-        survivors = [pid for name, pid in holding(daemon, job).items() if before.get(name) == pid]
+        survivors = [pid for name, pid in daemon.worker_pids(job).items() if before.get(name) == pid]
         os.kill(survivors.pop(), signal.SIGKILL)
         daemon.until_logged(job, "(attempt 3)")
         wait.unlink()
