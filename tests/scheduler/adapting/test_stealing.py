@@ -20,6 +20,7 @@ from weft.scheduler.planning.simulator import simulate
 
 PlanOf = Callable[..., Plan]
 Granted = tuple[int, int, int]  # iteration, position, number
+IDLE = (0.0, 0.0)  # neither has worked on what it has
 
 
 class Play:
@@ -202,30 +203,48 @@ def test_replicas_of_unequal_speed_reach_nearly_their_throughput_together(plan_o
 def test_the_last_microbatch_is_withheld_from_who_would_have_it_last() -> None:
     """Replica 1 would be done with it after 8 ms, replica 0 after 3."""
     seconds = (1e-3, 4e-3)
-    assert not grant(1, (2, 1), 1, seconds)
-    assert grant(0, (2, 1), 1, seconds)
+    assert not grant(1, (2, 1), 1, seconds, IDLE)
+    assert grant(0, (2, 1), 1, seconds, IDLE)
 
 
 def test_a_slow_replica_takes_microbatches_while_the_others_have_enough_of_them() -> None:
     seconds = (1e-3, 4e-3)
-    assert grant(1, (2, 1), 6, seconds), "together with this one they would take as long without it"
-    assert not grant(1, (2, 1), 5, seconds)
+    assert grant(1, (2, 1), 6, seconds, IDLE), "together with this one they would take as long without it"
+    assert not grant(1, (2, 1), 5, seconds, IDLE)
+
+
+def test_what_the_others_have_worked_since_they_told_counts() -> None:
+    """They tell of several at once: replica 0 may have had the two that it is known to have for a while."""
+    seconds = (1e-3, 4e-3)
+    assert grant(1, (2, 1), 6, seconds, (0.0, 0.0))
+    assert not grant(1, (2, 1), 6, seconds, (1e-3, 0.0))
+    assert grant(1, (2, 1), 8, seconds, (1.0, 0.0)), "it has done no more than it had, for all that is known"
+
+
+def test_what_a_replica_has_done_of_its_own_counts() -> None:
+    seconds = (1e-3, 4e-3)
+    assert not grant(1, (2, 1), 5, seconds, (0.0, 0.0))
+    assert grant(1, (2, 1), 5, seconds, (0.0, 1.5e-3))
 
 
 def test_replicas_of_unknown_speed_are_refused_nothing() -> None:
-    assert grant(1, (2, 1), 1, (1e-3, None))
+    assert grant(1, (2, 1), 1, (1e-3, None), IDLE)
 
 
 def test_who_is_left_alone_takes_what_is_left() -> None:
-    assert grant(1, (None, 1), 1, (1e-3, 1.0))
+    assert grant(1, (None, 1), 1, (1e-3, 1.0), IDLE)
 
 
 @given(
-    replicas=st.lists(st.tuples(st.integers(0, 3), st.none() | st.floats(1e-4, 1.0)), min_size=1, max_size=6),
+    replicas=st.lists(
+        st.tuples(st.integers(0, 3), st.none() | st.floats(1e-4, 1.0), st.floats(0.0, 5.0)), min_size=1, max_size=6
+    ),
     remaining=st.integers(1, 50),
 )
-def test_whoever_would_be_first_is_never_refused(replicas: list[tuple[int, float | None]], remaining: int) -> None:
-    outstanding, seconds = zip(*replicas, strict=True)
-    finish = [math.inf if s is None else (held + 1) * s for held, s in replicas]
+def test_whoever_would_be_first_is_never_refused(
+    replicas: list[tuple[int, float | None, float]], remaining: int
+) -> None:
+    outstanding, seconds, worked = zip(*replicas, strict=True)
+    finish = [math.inf if s is None else (held + 1) * s - min(done, held * s) for held, s, done in replicas]
     first = finish.index(min(finish))
-    assert grant(first, outstanding, remaining, seconds)
+    assert grant(first, outstanding, remaining, seconds, worked)

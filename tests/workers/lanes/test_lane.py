@@ -165,12 +165,20 @@ def every_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(account, "MIN_STALL_NS", 0)
 
 
+@contextlib.contextmanager
+def stand_of(device: Device) -> Iterator[Stand]:
+    stand = Stand(device)
+    try:
+        yield stand
+    finally:
+        stand.attempt.board.abort()
+        stand.end()
+
+
 @pytest.fixture
 def stand(device: Device) -> Iterator[Stand]:
-    stand = Stand(device)
-    yield stand
-    stand.attempt.board.abort()
-    stand.end()
+    with stand_of(device) as stand:
+        yield stand
 
 
 def rows_of(reports: list[dict[str, Any]]) -> list[Row]:
@@ -355,10 +363,48 @@ def test_a_lane_reports_at_half_of_what_it_was_sent_and_when_it_runs_dry(
 ) -> None:
     """Before its queue is empty, so that the daemon's next tasks are there in time; and no more often."""
     monkeypatch.setattr(lane, "REPORT_SECONDS", 3600.0)
+    monkeypatch.setattr(lane, "LEAST_REPORT_NS", 0)
     stand.begin(stand.operation(1))
     stand.inbox.put([(0, [1] * 8)])
     assert [report["count"] for report in stand.count(8)][:2] == [4, 2]
     assert len(stand.ran) == 8
+
+
+def test_reports_that_would_come_one_behind_the_other_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a hundred tasks that took no time there were seven, each of half of what was left."""
+    monkeypatch.setattr(lane, "REPORT_SECONDS", 3600.0)
+    monkeypatch.setattr(lane, "LEAST_REPORT_NS", 3600 * 10**9)
+    with stand_of(HostDevice()) as stand:
+        stand.begin(stand.operation(1))
+        stand.inbox.put([(0, [1] * 100)])
+        assert [report["count"] for report in stand.count(100)] == [50, 50]
+
+
+def test_a_report_that_is_owed_comes_before_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon may send the task that is waited for on that alone."""
+    monkeypatch.setattr(lane, "REPORT_SECONDS", 3600.0)
+    monkeypatch.setattr(lane, "LEAST_REPORT_NS", 3600 * 10**9)
+    with stand_of(HostDevice()) as stand:
+        stand.begin(stand.operation(1), stand.operation(2, waits=((ELSEWHERE, 0, "gradient"),)))
+        stand.inbox.put([(0, [1] * 9 + [2] + [1] * 2)])
+        assert [report["count"] for report in stand.count(9)] == [6, 3]
+        stand.attempt.board.post(ELSEWHERE, 0)
+        assert [report["count"] for report in stand.count(3)] == [3]
+
+
+def test_what_a_report_was_answered_with_is_taken_before_another_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane that was sent little at a time asked for it twice."""
+    monkeypatch.setattr(lane, "REPORT_SECONDS", 3600.0)
+    monkeypatch.setattr(lane, "LEAST_REPORT_NS", 0)
+    with stand_of(HostDevice()) as stand:
+
+        def answer(iteration: Iteration) -> None:
+            if iteration.index == 1:
+                stand.inbox.put([(2, [1] * 8)])
+
+        stand.begin(stand.operation(1, run=answer))
+        stand.inbox.put([(0, [1] * 2), (1, [1]), (2, [1])])
+        assert [report["count"] for report in stand.count(12)][:2] == [2, 5]
 
 
 def test_where_each_iteration_is_copied_its_end_is_reported_at_once(

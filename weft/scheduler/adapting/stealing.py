@@ -62,6 +62,7 @@ class _Taker:
     position: int = 0
     held: deque[int] = field(default_factory=deque)  # positions with a microbatch, not ended, through all iterations
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # of one microbatch, by iteration
+    begun: float = 0.0  # the part of the first of these that is over, by tasks
     idle: int = 0  # iterations in a row without one
     off: bool = False
 
@@ -75,9 +76,14 @@ class _Taker:
 
     def forget_ended(self) -> None:
         iteration, within = divmod(self.last.finished, len(self.last.program))
-        ended = iteration * len(self.ends) + bisect_left(self.ends, within)
+        number = bisect_left(self.ends, within)
+        ended = iteration * len(self.ends) + number
         while self.held and self.held[0] < ended:
             self.held.popleft()
+        self.begun = 0.0
+        if number < len(self.ends) and self.held and self.held[0] == ended:
+            first = self.ends[number - 1] + 1 if number else 0
+            self.begun = (within - first) / (self.ends[number] + 1 - first)
 
     def next_iteration(self) -> None:
         self.iteration, self.position = self.iteration + 1, 0
@@ -187,7 +193,16 @@ class Stealing(Policy[ReplicaMeasurement]):
             for other in self._takers
         ]
         remaining = self._count - sum(self._granted.get(iteration, ()))
-        return grant(replica, outstanding, remaining, [other.seconds_per_microbatch() for other in self._takers])
+        seconds = [other.seconds_per_microbatch() for other in self._takers]
+        worked = [self._worked(other, iteration, now=taker.last.heard) for other in self._takers]
+        return grant(replica, outstanding, remaining, seconds, worked)
+
+    def _worked(self, taker: _Taker, iteration: int, now: float) -> float:
+        """Seconds, on what it has of the iteration: by what it has told, and since then."""
+        seconds = taker.seconds_per_microbatch()
+        if seconds is None or not taker.held or taker.held[0] // self._count != iteration:
+            return 0.0
+        return taker.begun * seconds + max(0.0, now - taker.last.heard)
 
     def _give(self, replica: int, number: int) -> None:
         taker = self._takers[replica]
@@ -281,22 +296,28 @@ def _indices(program: tuple[int, ...], tasks: tuple[Task, ...], wanted: Callable
 
 
 def grant(
-    replica: int, outstanding: Sequence[int | None], remaining: int, seconds_per_microbatch: Sequence[float | None]
+    replica: int,
+    outstanding: Sequence[int | None],
+    remaining: int,
+    seconds_per_microbatch: Sequence[float | None],
+    worked: Sequence[float],
 ) -> bool:
     """Whether the replica should take one more microbatch of an iteration.
 
-    outstanding: microbatches of it that each replica has and has not finished; None for one that takes no more of them.
-    remaining: those that nobody has. No: the others would have finished all of them before it has this one.
+    outstanding: microbatches of it that each replica has and has not told to be finished; None for one that takes no
+    more of them. remaining: those that nobody has. worked: seconds that each has spent on its outstanding ones, at
+    most: lanes tell several at once. No: the others would have finished all of them before it has this one.
     Whoever would be the first to finish one more is never refused, so every microbatch finds a taker.
     """
     own, held = seconds_per_microbatch[replica], outstanding[replica]
     assert held is not None
     if own is None:
         return True
-    finish = (held + 1) * own
+    finish = (held + 1) * own - min(worked[replica], held * own)
     done = before = 0
     for other, (theirs, seconds) in enumerate(zip(outstanding, seconds_per_microbatch, strict=True)):
         if other != replica and theirs is not None and seconds:
-            done += math.ceil(finish / seconds - ROUNDING) - 1  # strictly before
+            spent = min(worked[other], theirs * seconds)
+            done += math.ceil((spent + finish) / seconds - ROUNDING) - 1  # strictly before
             before += theirs
     return done < remaining + before

@@ -145,7 +145,7 @@ class Core(Starting):
             return []
         lane = job.lanes[event.worker, event.lane]
         before = lane.done
-        lane.finished += event.count
+        lane.finished, lane.heard = lane.finished + event.count, self._now
         if lane.finished > lane.sent:
             raise IllegalMove(self._story(job, f"{lane} finished more than it was sent"))
         commands = dispatch.lane_finished(job, lane)

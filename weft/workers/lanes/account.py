@@ -16,6 +16,8 @@ from weft.workers.compute.measured import Measured
 
 REPORT_SECONDS = 0.5  # what `weft top` and a follower can see; each report takes its core from a lane for a moment
 ADJUSTED_REPORT_SECONDS = 0.1  # of a job whose shares or ways follow from what is reported
+LEAST_REPORT_NS = 1_000_000  # between two that ask for more: tasks that take no time are told of together, and not each
+# half of what is left of them
 MIN_STALL_NS = 2_000  # a shorter wait is the cost of looking, and stays with the task
 DISPATCH = MODE_INDEX["stall_dispatch"]
 
@@ -37,6 +39,7 @@ class Account:
         self._rows: list[int] = []
         self._reported = 0  # tasks
         self.due_ns = 0  # when to report at the latest
+        self.reported_ns = 0  # when it was reported last
         self.stamp = 0  # the end of the last row
 
     def begin(self) -> None:
@@ -59,7 +62,8 @@ class Account:
         records, values = pack(self._rows), self._measured.take()
         self._send({"type": "report", "lane": self._lane, "count": count, "records": records, "values": values})
         self._rows.clear()
-        self.due_ns = self._next_due(time.monotonic_ns())
+        self.reported_ns = time.monotonic_ns()
+        self.due_ns = self._next_due(self.reported_ns)
 
     def _next_due(self, now: int) -> int:
         """The same moment in all workers, so that the daemon wakes once for all lanes."""

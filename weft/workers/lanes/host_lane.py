@@ -8,6 +8,7 @@ from weft.plan.error_places import within
 from weft.plan.kinds import MODE_INDEX
 from weft.workers.lanes.lane import LaneLoop
 from weft.workers.lanes.operation import Operation
+from weft.workers.lanes.queue import Inbox
 
 _SNAPSHOT = MODE_INDEX["snapshot"]
 _DATA = MODE_INDEX["stall_data"]  # which comes from a loader, that has no core of its own
@@ -15,6 +16,10 @@ _DATA = MODE_INDEX["stall_data"]  # which comes from a loader, that has no core 
 
 class HostLane(LaneLoop):
     _now: tuple[Operation, int, bool]  # the task that has begun, its iteration, and whether there is anything to run
+
+    def run(self, inbox: Inbox) -> None:
+        self._may_owe = self._arrivals is None  # these wait elsewhere
+        super().run(inbox)
 
     def _run_task(self, index: int, task: int, taken_ns: int) -> None:
         if self._begin_task(index, task, taken_ns):
@@ -33,6 +38,8 @@ class HostLane(LaneLoop):
             words = board.words
             for source, distance, stall in operation.waits_in(iteration):
                 if words[1 + source] < index - distance:
+                    if self._owes_report:  # who is waited for may be sent its task on that alone
+                        self._report()
                     self._awaited = source
                     board.wait(source, index - distance + operation.rested(distance), spins=stall != _DATA)
                     self._awaited = None
@@ -50,6 +57,8 @@ class HostLane(LaneLoop):
             board.post_quietly(operation.task, index)
         if runs:
             self._account.row(operation.mode, operation.task, index, -1, time.monotonic_ns())
+        if not self._inbox.empty():  # what the last report was answered with, or this one asks for it again
+            self._queue.take(self._inbox)
         self._over(self._account.stamp)
 
     def _report(self) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from weft.plan.schedules.dynamic import PassOrder
 from weft.transport.memory.board import Aborted
-from weft.workers.lanes.account import ADJUSTED_REPORT_SECONDS, REPORT_SECONDS, Account, Send
+from weft.workers.lanes.account import ADJUSTED_REPORT_SECONDS, LEAST_REPORT_NS, REPORT_SECONDS, Account, Send
 from weft.workers.lanes.arrivals import Arrivals
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.lanes.operation import Operation, Wait
@@ -69,6 +69,7 @@ class LaneLoop(ABC):
         seconds = ADJUSTED_REPORT_SECONDS if attempt.is_adjusted else REPORT_SECONDS
         self._account = Account(name, attempt.measured[name], send, seconds=seconds, stamps=stamps)
         self._reports_iterations = attempt.reports_iterations
+        self._owes_report = False  # that is due, but comes right behind another
         self._awaited: int | None = None  # the task of another lane that it sleeps for
         self._inbox: Inbox  # set by run
         attempt.goes_on[name] = self.go_on
@@ -77,6 +78,7 @@ class LaneLoop(ABC):
         self._arrivals: Arrivals | None = None
         if order is not None:
             self._arrivals = Arrivals(order, self._board, self._queue, self._account, self._first_missing)
+        self._may_owe = False  # a report, until it waits for another lane
 
     def run(self, inbox: Inbox) -> None:
         """Runs what the inbox brings, until it brings None or the attempt is aborted. Raises what user code raises."""
@@ -93,6 +95,8 @@ class LaneLoop(ABC):
 
     def _run_reached(self, index: int, task: int, taken_ns: int) -> None:
         assert self._reach is not None
+        if self._owes_report:  # it may be kept waiting there
+            self._report()
         self._run_task(index, task, time.monotonic_ns() if self._reach(index) else taken_ns)
 
     @abstractmethod
@@ -150,13 +154,18 @@ class LaneLoop(ABC):
 
     def _over(self, now: int) -> None:
         """One more task is."""
-        queue = self._queue
+        queue, account = self._queue, self._account
         queue.done += 1
-        is_due = queue.taken - queue.done <= queue.low or now > self._account.due_ns
+        left = queue.taken - queue.done
+        is_due = left == 0 or now > account.due_ns
+        if not is_due and left <= queue.low:
+            self._owes_report = self._may_owe and now < account.reported_ns + LEAST_REPORT_NS
+            is_due = not self._owes_report
         if is_due or (self._reports_iterations and queue.done % len(self._program) == 0):
             self._report()
 
     def _report(self) -> None:
         queue = self._queue
+        self._owes_report = False
         self._account.report(queue.done)
         queue.low = (queue.taken - queue.done) // 2

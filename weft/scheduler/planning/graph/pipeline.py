@@ -205,11 +205,14 @@ class GraphBuilder:
                 self._ring_edges(ring, reader)
             return
         for holder in ring.readers(self.placement.replicas):
-            self._batch_edge(ring, self._reader(*holder))
+            self._batch_edge(ring, *holder)
 
     def _reader(self, r: int, s: int) -> Key:
         last = self.placement.replicas[r].microbatches - 1
         return fetch(r, s, last) if self.is_device(r) else self._done[r, s, last]
+
+    def _next_reader(self, r: int, s: int) -> Key:
+        return fetch(r, s, 0) if self.is_device(r) else self.begin(r, s)
 
     def _writer(self, ring: Ring, m: int) -> Key:
         """Of what is not loaded."""
@@ -231,15 +234,18 @@ class GraphBuilder:
             iterations_back, before = divmod(m - ring.depth, count)
             self.edge(self._done[r, reader, before], self._writer(ring, m), -iterations_back, Cause.SLOT)
 
-    def _batch_edge(self, ring: Ring, reader: Key) -> None:
+    def _batch_edge(self, ring: Ring, r: int, s: int) -> None:
         """A ring of whole batches is handed back a batch at a time.
 
         A loader's first write of a batch waits for the last read of the batch whose slots it takes; lane order does the
         rest. So it wakes once an iteration and not once a microbatch: on a machine where every core computes, each
         wake-up of a loader takes its time from a compute lane. Where loaders take turns at a microbatch any may be the
-        first that one has.
+        first that one has. Where replicas steal, all that is computed meanwhile is shared out between them, and what
+        comes behind it is not: loading begins with the next batch, and not beside the sums and updates of the last one.
         """
-        batches = ring.depth // self.placement.replicas[ring.replica].microbatches
+        batches, reader = ring.depth // self.placement.replicas[ring.replica].microbatches, self._reader(r, s)
+        if self.strategy.steals and batches > 1:
+            batches, reader = batches - 1, self._next_reader(r, s)
         loads = [key for (r, _), keys in self._loads.items() if r == ring.replica for key in keys]
         if self._turns.takers == 1:
             loads = list({self._tasks[key].lane: key for key in reversed(loads)}.values())
