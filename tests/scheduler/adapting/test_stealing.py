@@ -110,6 +110,17 @@ def test_who_gets_no_more_goes_on_to_the_next_iteration_at_once(play: Play) -> N
     assert lane.allowed == len(lane.program) + 2
 
 
+@pytest.mark.parametrize(("seconds", "held"), [((4e-3, 12e-3), [19, 6]), ((1.0, 3.0), [2, 2])])
+def test_at_a_batchs_begin_a_replica_holds_half_of_its_part_but_no_more_than_takes_a_tenth_of_a_second(
+    plan_of: PlanOf, seconds: tuple[float, float], held: list[int]
+) -> None:
+    """Each grant wakes the daemon on a core that computes; and nobody takes back what has been granted."""
+    play = Play(plan_of(replicas=2, microbatches=64, share="stealing", steps=3))
+    for _ in range(2):
+        play.stealing.decide(measurement(*seconds), 0)
+    assert [len(play.ask(replica)) for replica in (0, 1)] == held
+
+
 def test_nobody_is_more_than_an_iteration_ahead_of_what_it_works_on(play: Play) -> None:
     for _ in range(2):
         play.stealing.decide(measurement(1.0, 50.0), 0)

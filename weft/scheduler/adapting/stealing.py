@@ -7,8 +7,9 @@ samples. Replica 1 is three times slower here:
     replica 0   positions  0 1 2 3 4 5 6 7      replica 1   positions  0 1 2 3 4 5 6 7
                 numbers    0 1 4 5 6 7 - -                  numbers    2 3 - - - - - -
 
-A replica has the microbatches that it works on and at least one more, so that it never waits for the daemon; once an
-iteration has nothing more for it, the first ones of the next iteration are granted, for the same reason.
+A replica has the microbatches that it works on and at least one more, so that it never waits for the daemon, and at a
+batch's begin more than at its end; once an iteration has nothing more for it, the first ones of the next iteration are
+granted, for the same reason.
 
 Iterations that an attempt makes again, after a lost worker, are granted as they were: they have the same bits then.
 """
@@ -34,6 +35,10 @@ from weft.scheduler.adapting.replica_pace import ReplicaMeasurement, ReplicaPace
 
 QUEUED_SECONDS = 0.02  # of work beyond what a replica works on: a daemon without a core of its own answers late, and
 # each answer takes some of a core from somebody
+MOST_QUEUED_SECONDS = (
+    0.1  # so much far from a batch's end, where half of a replica's part of the rest is more: nobody can
+)
+# take it back from one that grows slow
 KEPT = 5  # iterations whose speed counts: the median forgets one that something else slowed down
 MIN_KEPT = 2  # before anybody is refused anything
 ROUNDING = 1e-9
@@ -68,11 +73,6 @@ class _Taker:
 
     def seconds_per_microbatch(self) -> float | None:
         return statistics.median(self.seconds) if len(self.seconds) >= MIN_KEPT else None
-
-    def ahead(self) -> int:
-        """Microbatches to hold at once."""
-        seconds = self.seconds_per_microbatch()
-        return self.fills + (max(1, math.ceil(QUEUED_SECONDS / seconds)) if seconds else 1)
 
     def forget_ended(self) -> None:
         iteration, within = divmod(self.last.finished, len(self.last.program))
@@ -163,7 +163,7 @@ class Stealing(Policy[ReplicaMeasurement]):
         num_iterations = self._plan.itinerary.num_iterations
         while taker.iteration < min(num_iterations, 2 + taker.last.done):
             number = self._next_number(replica)
-            if number is not None and len(taker.held) >= taker.ahead():
+            if number is not None and len(taker.held) >= self._ahead(taker):
                 break
             if number is not None and (taker.iteration in self._before.numbers or self._should_take(replica)):
                 made.append((replica, taker.iteration, taker.position, number))
@@ -173,6 +173,18 @@ class Stealing(Policy[ReplicaMeasurement]):
                 self._close(taker)
         taker.open_gates()
         return made
+
+    def _ahead(self, taker: _Taker) -> int:
+        """Microbatches for it to hold at once."""
+        seconds = taker.seconds_per_microbatch()
+        if not seconds:
+            return taker.fills + 1
+        others = (other for other in self._takers if other is not taker and not other.off)
+        rates = [1 / theirs for other in others if (theirs := other.seconds_per_microbatch())]
+        remaining = self._count - sum(self._granted.get(taker.iteration, ()))
+        half = remaining / (1 + seconds * sum(rates)) / 2
+        queued = max(QUEUED_SECONDS / seconds, min(half, MOST_QUEUED_SECONDS / seconds))
+        return taker.fills + max(1, math.ceil(queued))
 
     def _next_number(self, replica: int) -> int | None:
         """Of the microbatch that the replica would get; None where its iteration has none for it."""
