@@ -28,11 +28,17 @@ def test_replicas_that_steal_read_one_ring_that_is_loaded_by_number(plan_of: Pla
         assert {"input-0", "target-0"} <= names
 
 
-def test_a_batch_is_handed_back_by_every_replica_that_may_have_read_it(plan_of: PlanOf) -> None:
-    plan = plan_of(replicas=2, microbatches=4, share="stealing", prefetch={"load": 3})
-    (load,) = [task.id for task in plan.graph.tasks if task.kind is Kind.LOAD and task.microbatch == 0]
-    sources = {(str(plan.graph.tasks[edge.source]), edge.distance) for edge in plan.graph.inputs(load)}
-    assert sources == {("BACKWARD(0,3)", 3), ("BACKWARD(r1,0,3)", 3)}
+@pytest.mark.parametrize(
+    ("batches", "reader", "distance"), [(1, "BACKWARD({}0,3)", 1), (2, "FORWARD({}0,0)", 1), (3, "FORWARD({}0,0)", 2)]
+)
+def test_a_batch_is_handed_back_by_every_replica_that_may_have_read_it(
+    plan_of: PlanOf, batches: int, reader: str, distance: int
+) -> None:
+    """With the next batch, where there are slots for another: a loader had a core while all waited for sums."""
+    plan = plan_of(replicas=2, microbatches=4, share="stealing", prefetch={"load": batches})
+    loads = [task.id for task in plan.graph.tasks if task.kind is Kind.LOAD]
+    sources = [{(str(plan.graph.tasks[e.source]), e.distance) for e in plan.graph.inputs(load)} for load in loads]
+    assert sources == [{(reader.format(replica), distance) for replica in ("", "r1,")}, set(), set(), set()]
 
 
 def test_two_replicas_that_steal_are_predicted_to_be_twice_as_fast_as_one(plan_of: PlanOf) -> None:

@@ -596,18 +596,6 @@ def test_a_loader_waits_for_slots_once_a_batch_but_where_any_of_its_loads_may_be
     assert waits(prefetch={"load": 2}) == {"LOAD(0,0)": ["BACKWARD(0,0)"], "LOAD(1,0)": ["BACKWARD(0,0)"]}
 
 
-def test_where_replicas_steal_a_batch_is_loaded_beside_the_next_one_and_not_beside_sums_and_updates(
-    plan_of: PlanOf,
-) -> None:
-    """Seventy small loads took a core for 5 ms, while everybody waited for the sync of the last batch."""
-    plan = plan_of(microbatches=4, replicas=2, stages=2, share="stealing")
-    first, *others = tasks_of(plan, Kind.LOAD)
-    read = {f"FORWARD({replica}{stage},0)" for replica in ("", "r1,") for stage in (0, 1)}
-    assert set(sources_of(plan, first, 1)) == read
-    assert sources_of(plan, first, 2) == []
-    assert all(sources_of(plan, load, distance) == [] for load in others for distance in (1, 2))
-
-
 def test_buffers_are_read_between_two_changes(plan_of: PlanOf) -> None:
     """Under recompute a backward changes them as well, until it puts them back."""
     for recompute, changes in ((False, "FORWARD(0,0)"), (True, "BACKWARD(0,0)")):
