@@ -232,6 +232,17 @@ def test_what_the_others_have_worked_since_they_told_counts() -> None:
     assert grant(1, (2, 1), 8, seconds, (1.0, 0.0)), "it has done no more than it had, for all that is known"
 
 
+@pytest.mark.parametrize(("since", "second"), [(0.0, 3), (1.0, NO_MORE)])
+def test_the_others_are_judged_by_when_they_told(plan_of: PlanOf, since: float, second: int) -> None:
+    play = Play(plan_of(replicas=2, microbatches=6, share="stealing", steps=3))
+    for _ in range(2):
+        play.stealing.decide(measurement(1.0, 2.5), 0)
+    assert [number for _, _, number in play.ask(0)] == [0, 1]
+    for lane in play.stealing.lanes_of(1):
+        lane.heard = since
+    assert [number for _, _, number in play.ask(1)][:2] == [2, second]
+
+
 def test_what_a_replica_has_done_of_its_own_counts() -> None:
     seconds = (1e-3, 4e-3)
     assert not grant(1, (2, 1), 5, seconds, (0.0, 0.0))

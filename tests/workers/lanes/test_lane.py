@@ -363,7 +363,7 @@ def test_a_lane_reports_at_half_of_what_it_was_sent_and_when_it_runs_dry(
 ) -> None:
     """Before its queue is empty, so that the daemon's next tasks are there in time; and no more often."""
     monkeypatch.setattr(lane, "REPORT_SECONDS", 3600.0)
-    monkeypatch.setattr(lane, "LEAST_REPORT_NS", 0)
+    monkeypatch.setattr(account, "LEAST_REPORT_NS", 0)
     stand.begin(stand.operation(1))
     stand.inbox.put([(0, [1] * 8)])
     assert [report["count"] for report in stand.count(8)][:2] == [4, 2]
@@ -373,7 +373,7 @@ def test_a_lane_reports_at_half_of_what_it_was_sent_and_when_it_runs_dry(
 def test_reports_that_would_come_one_behind_the_other_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a hundred tasks that took no time there were seven, each of half of what was left."""
     monkeypatch.setattr(lane, "REPORT_SECONDS", 3600.0)
-    monkeypatch.setattr(lane, "LEAST_REPORT_NS", 3600 * 10**9)
+    monkeypatch.setattr(account, "LEAST_REPORT_NS", 3600 * 10**9)
     with stand_of(HostDevice()) as stand:
         stand.begin(stand.operation(1))
         stand.inbox.put([(0, [1] * 100)])
@@ -383,7 +383,7 @@ def test_reports_that_would_come_one_behind_the_other_are_one(monkeypatch: pytes
 def test_a_report_that_is_owed_comes_before_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon may send the task that is waited for on that alone."""
     monkeypatch.setattr(lane, "REPORT_SECONDS", 3600.0)
-    monkeypatch.setattr(lane, "LEAST_REPORT_NS", 3600 * 10**9)
+    monkeypatch.setattr(account, "LEAST_REPORT_NS", 3600 * 10**9)
     with stand_of(HostDevice()) as stand:
         stand.begin(stand.operation(1), stand.operation(2, waits=((ELSEWHERE, 0, "gradient"),)))
         stand.inbox.put([(0, [1] * 9 + [2] + [1] * 2)])
@@ -395,7 +395,7 @@ def test_a_report_that_is_owed_comes_before_a_wait(monkeypatch: pytest.MonkeyPat
 def test_what_a_report_was_answered_with_is_taken_before_another_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane that was sent little at a time asked for it twice."""
     monkeypatch.setattr(lane, "REPORT_SECONDS", 3600.0)
-    monkeypatch.setattr(lane, "LEAST_REPORT_NS", 0)
+    monkeypatch.setattr(account, "LEAST_REPORT_NS", 0)
     with stand_of(HostDevice()) as stand:
 
         def answer(iteration: Iteration) -> None:

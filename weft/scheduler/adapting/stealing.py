@@ -35,10 +35,8 @@ from weft.scheduler.adapting.replica_pace import ReplicaMeasurement, ReplicaPace
 
 QUEUED_SECONDS = 0.02  # of work beyond what a replica works on: a daemon without a core of its own answers late, and
 # each answer takes some of a core from somebody
-MOST_QUEUED_SECONDS = (
-    0.1  # so much far from a batch's end, where half of a replica's part of the rest is more: nobody can
-)
-# take it back from one that grows slow
+MOST_QUEUED_SECONDS = 0.1  # as much as half of a replica's part of what is left of a batch, but no more than this:
+# nobody can take it back from one that grows slow
 KEPT = 5  # iterations whose speed counts: the median forgets one that something else slowed down
 MIN_KEPT = 2  # before anybody is refused anything
 ROUNDING = 1e-9
@@ -317,8 +315,8 @@ def grant(
     """Whether the replica should take one more microbatch of an iteration.
 
     outstanding: microbatches of it that each replica has and has not told to be finished; None for one that takes no
-    more of them. remaining: those that nobody has. worked: seconds that each has spent on its outstanding ones, at
-    most: lanes tell several at once. No: the others would have finished all of them before it has this one.
+    more of them. remaining: those that nobody has. worked: seconds that each may have spent on its outstanding ones
+    since it told. No: the others would have finished all of them before it has this one.
     Whoever would be the first to finish one more is never refused, so every microbatch finds a taker.
     """
     own, held = seconds_per_microbatch[replica], outstanding[replica]

@@ -39,7 +39,7 @@ class Account:
         self._rows: list[int] = []
         self._reported = 0  # tasks
         self.due_ns = 0  # when to report at the latest
-        self.reported_ns = 0  # when it was reported last
+        self.asks_ns = 0  # from when on more may be asked for
         self.stamp = 0  # the end of the last row
 
     def begin(self) -> None:
@@ -62,8 +62,8 @@ class Account:
         records, values = pack(self._rows), self._measured.take()
         self._send({"type": "report", "lane": self._lane, "count": count, "records": records, "values": values})
         self._rows.clear()
-        self.reported_ns = time.monotonic_ns()
-        self.due_ns = self._next_due(self.reported_ns)
+        now = time.monotonic_ns()
+        self.asks_ns, self.due_ns = now + LEAST_REPORT_NS, self._next_due(now)
 
     def _next_due(self, now: int) -> int:
         """The same moment in all workers, so that the daemon wakes once for all lanes."""

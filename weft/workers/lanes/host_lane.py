@@ -8,18 +8,14 @@ from weft.plan.error_places import within
 from weft.plan.kinds import MODE_INDEX
 from weft.workers.lanes.lane import LaneLoop
 from weft.workers.lanes.operation import Operation
-from weft.workers.lanes.queue import Inbox
 
 _SNAPSHOT = MODE_INDEX["snapshot"]
 _DATA = MODE_INDEX["stall_data"]  # which comes from a loader, that has no core of its own
 
 
 class HostLane(LaneLoop):
+    _may_owe = True
     _now: tuple[Operation, int, bool]  # the task that has begun, its iteration, and whether there is anything to run
-
-    def run(self, inbox: Inbox) -> None:
-        self._may_owe = self._arrivals is None  # these wait elsewhere
-        super().run(inbox)
 
     def _run_task(self, index: int, task: int, taken_ns: int) -> None:
         if self._begin_task(index, task, taken_ns):

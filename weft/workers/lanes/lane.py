@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from weft.plan.schedules.dynamic import PassOrder
 from weft.transport.memory.board import Aborted
-from weft.workers.lanes.account import ADJUSTED_REPORT_SECONDS, LEAST_REPORT_NS, REPORT_SECONDS, Account, Send
+from weft.workers.lanes.account import ADJUSTED_REPORT_SECONDS, REPORT_SECONDS, Account, Send
 from weft.workers.lanes.arrivals import Arrivals
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.lanes.operation import Operation, Wait
@@ -42,6 +42,8 @@ class Observer(Protocol):
 
 class LaneLoop(ABC):
     """stamps: see Account. order: of a lane whose passes begin as they are ready."""
+
+    _may_owe = False  # a report that asks for more, until it waits for another lane
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class LaneLoop(ABC):
         self._arrivals: Arrivals | None = None
         if order is not None:
             self._arrivals = Arrivals(order, self._board, self._queue, self._account, self._first_missing)
-        self._may_owe = False  # a report, until it waits for another lane
+            self._may_owe = False  # these wait elsewhere
 
     def run(self, inbox: Inbox) -> None:
         """Runs what the inbox brings, until it brings None or the attempt is aborted. Raises what user code raises."""
@@ -159,7 +161,7 @@ class LaneLoop(ABC):
         left = queue.taken - queue.done
         is_due = left == 0 or now > account.due_ns
         if not is_due and left <= queue.low:
-            self._owes_report = self._may_owe and now < account.reported_ns + LEAST_REPORT_NS
+            self._owes_report = self._may_owe and now < account.asks_ns
             is_due = not self._owes_report
         if is_due or (self._reports_iterations and queue.done % len(self._program) == 0):
             self._report()
