@@ -34,7 +34,7 @@ ROWS = {
 }
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(6)
 @pytest.mark.slow(seconds=7)
 @pytest.mark.timeout(600)  # five processes and more: ten times as long beside eight busy loops
 @pytest.mark.pairs(script=tuple(ROWS))  # one a day

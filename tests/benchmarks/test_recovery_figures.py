@@ -69,7 +69,7 @@ ROWS = {
 }
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(6)
 @pytest.mark.slow(seconds=20)
 @pytest.mark.timeout(600)  # ten times as long beside eight busy loops
 @pytest.mark.pairs(part=tuple(ROWS))  # one a day

@@ -488,6 +488,7 @@ def test_reference_is_the_plain_loop_with_the_same_kind_of_result(runtime: Path,
     assert records[-1]["loss"] == result["loss"]
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=2)
 def test_reference_of_a_workload_that_raises_is_a_failed_result(runtime: Path, spec: Path, tmp_path: Path) -> None:
     pytest.importorskip("weft.reference.loop")
@@ -499,6 +500,7 @@ def test_reference_of_a_workload_that_raises_is_a_failed_result(runtime: Path, s
     assert "no data here" in done.stderr
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=2)
 def test_reference_of_a_workload_that_exits_is_a_failed_result(runtime: Path, spec: Path, tmp_path: Path) -> None:
     """`sys.exit(3)` in the job's code ended the command without a word."""

@@ -215,6 +215,7 @@ def test_a_script_trains_its_own_workload_and_has_the_weights(home: Path) -> Non
     assert left_in_tmp(home) == []
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow
 def test_a_script_that_would_run_itself_again_is_told_the_guard(home: Path) -> None:
     with start(home, "True", steps=4) as process:
@@ -225,6 +226,7 @@ def test_a_script_that_would_run_itself_again_is_told_the_guard(home: Path) -> N
     assert left_in_tmp(home) == []
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow
 def test_ctrl_c_cancels_the_job_and_ends_the_daemon_that_was_started_for_it(home: Path) -> None:
     with start(home, '__name__ == "__main__"', steps=100_000_000) as process:

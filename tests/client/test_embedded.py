@@ -213,6 +213,7 @@ def test_run_ends_with_one_result_line_and_leaves_only_the_run(line: Path) -> No
     assert left_in_tmp(line) == []
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow
 def test_run_works_where_tmpdir_is_too_long_for_the_path_of_a_socket(
     line: Path, monkeypatch: pytest.MonkeyPatch
@@ -227,6 +228,7 @@ def test_run_works_where_tmpdir_is_too_long_for_the_path_of_a_socket(
         assert not [path for path in long.iterdir() if path.name.startswith("weft-")]
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow
 def test_run_tells_people_where_the_time_went(line: Path) -> None:
     done = subprocess.run(run_command(line), capture_output=True, text=True, timeout=PROCESS_SECONDS, check=False)
@@ -235,6 +237,7 @@ def test_run_tells_people_where_the_time_went(line: Path) -> None:
         assert part in done.stdout
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_of_run_cancels_the_job_and_leaves_nothing_behind(

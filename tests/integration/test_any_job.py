@@ -26,7 +26,7 @@ _DISTURBANCES = runpy.run_path(str(HERE / "disturbances.py"))
 disturb, to_disturb, DISTURBANCES = (_DISTURBANCES[name] for name in ("disturb", "to_disturb", "DISTURBANCES"))
 MODELS = [name for name in runpy.run_path(str(HERE / "replica_jobs.py"))["MODELS"] if name != "pausing"]
 
-NUM_JOBS, NUM_MODELS, JOBS_OF_A_DAY = 200, 400, 8
+NUM_JOBS, NUM_MODELS, JOBS_OF_A_DAY = 200, 400, 5
 TOLD = {  # by a job's log, where it was disturbed in time
     "a worker is killed": " was killed; the job ",
     "the directory is killed": "the directory process was lost",

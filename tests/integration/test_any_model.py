@@ -35,7 +35,7 @@ def any_spec(name: str, double: bool = False, **strategy: Any) -> JobSpec:
 
 @pytest.mark.slow(seconds=1.5)
 @pytest.mark.pairs(
-    16,
+    32,
     name=MODELS["NAMES"],
     stages=(1, 2, 3),
     microbatches=(1, 3, 4),
@@ -50,7 +50,7 @@ def test_a_model_of_any_class_gives_the_result_of_the_plain_loop(
 
 
 @pytest.mark.slow(seconds=1.5)
-@pytest.mark.pairs(16, name=SCHEDULED, schedule=SCHEDULE_NAMES, recompute=(False, True))
+@pytest.mark.pairs(32, name=SCHEDULED, schedule=SCHEDULE_NAMES, recompute=(False, True))
 def test_so_it_does_under_every_schedule(daemon: RealDaemon, name: str, schedule: str, recompute: bool) -> None:
     """Of six microbatches two have no sample in an epoch's last batch, and the others have one. The mlp cannot be cut
     into four stages, two in a worker. An order that came out is a schedule, too."""
@@ -64,7 +64,7 @@ def test_so_it_does_under_every_schedule(daemon: RealDaemon, name: str, schedule
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(8, name=IN_BFLOAT16, how=tuple(itertools.product((2, 3), (1, 2))))
+@pytest.mark.pairs(16, name=IN_BFLOAT16, how=tuple(itertools.product((2, 3), (1, 2))))
 def test_so_it_does_in_bfloat16_and_with_several_loaders(daemon: RealDaemon, name: str, how: tuple[int, int]) -> None:
     stages, loaders = how
     spec = any_spec(name, stages=stages, microbatches=3, precision="bf16", loaders=loaders)
@@ -72,14 +72,14 @@ def test_so_it_does_in_bfloat16_and_with_several_loaders(daemon: RealDaemon, nam
 
 
 @pytest.mark.slow(seconds=1.5)
-@pytest.mark.pairs(16, name=IN_FLOAT64, how=STRATEGIES)
+@pytest.mark.pairs(32, name=IN_FLOAT64, how=STRATEGIES)
 def test_replicas_of_it_compute_what_the_plain_loop_computes(machine: RealDaemon, name: str, how: str) -> None:
     strategy = {key: value for key, value in STRATEGIES[how].items() if key != "bucket_mib"}
     agrees(machine, any_spec(name, double=True, **strategy), least=1.0)
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(8, name=IN_FLOAT64, how=tuple(itertools.product((1, 2, 3), (False, True))))
+@pytest.mark.pairs(16, name=IN_FLOAT64, how=tuple(itertools.product((1, 2, 3), (False, True))))
 def test_two_replicas_of_it_clip_by_one_norm_though_one_is_cut(
     machine: RealDaemon, name: str, how: tuple[int, bool]
 ) -> None:

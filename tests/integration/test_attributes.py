@@ -97,6 +97,7 @@ def test_a_resumed_job_goes_on_with_them(daemon: Any, own_forward: bool, stages:
         assert [name for name in plain if not torch.equal(plain[name], ours[name])] == []
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=4)
 @pytest.mark.pairs(3, strategy=("one stage", "pipeline", "replicas"), victim=("cpu", "loader"))
 def test_who_was_not_killed_puts_them_back_too(daemon: Any, strategy: str, victim: str) -> None:

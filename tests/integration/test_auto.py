@@ -69,6 +69,7 @@ def test_a_model_that_is_cut_by_its_own_forward_is_chosen_for_too(daemon: RealDa
     assert [row["loss"] for row in metrics_rows(result["run_dir"]) if "loss" in row] == expected.losses
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=3)
 def test_a_plan_is_told_and_nothing_is_trained(daemon: RealDaemon) -> None:
     path = daemon.spec_file(daemon.spec(strategy={"preset": "auto"}, steps=2))

@@ -46,6 +46,7 @@ SPECS: dict[str, tuple[str, str]] = {
 }
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SPECS)
 def test_a_spec_with_a_mistake_is_refused_with_2_before_it_is_sent(daemon: RealDaemon, name: str) -> None:
@@ -313,6 +314,7 @@ def test_a_batch_above_the_data_set_is_one_line_of_warning(serving: RealDaemon) 
     assert "job.batch_size = 1000 is more than the 48 samples of Workload.train; every batch has 48" in line
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_that_cannot_run_fails_alone_with_its_reason_and_code(serving: RealDaemon, name: str) -> None:
@@ -381,6 +383,7 @@ def test_text_that_is_no_unicode_reaches_the_log_with_replacements(serving: Real
     assert "odd-" in serving.log_of(job)
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=3)
 def test_a_run_directory_that_cannot_be_made_fails_the_job_and_not_the_daemon(own_daemon: Any) -> None:
     daemon = own_daemon(workers=1)

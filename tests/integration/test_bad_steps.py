@@ -286,6 +286,7 @@ def refused(daemon: RealDaemon, broken: Mapping[str, str], strategy: Mapping[str
     return error
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_that_cannot_be_run_or_cut_is_told_with_the_place_and_the_remedy(daemon: RealDaemon, name: str) -> None:

@@ -39,6 +39,7 @@ def workload():
 """
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy", [{"preset": "zero-offload"}, {"stages": 2, "microbatches": 2}], ids=["device", "pipeline"]

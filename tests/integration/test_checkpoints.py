@@ -62,6 +62,7 @@ def differing(ours: str, theirs: str) -> list[str]:
     return [name for name in one if not torch.equal(one[name], other[name])]
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=2)
 @pytest.mark.parametrize(
     ("before", "after"),
@@ -209,6 +210,7 @@ def test_a_damaged_checkpoint_is_refused_and_of_a_run_the_one_before_is_used(dae
     assert differing(result["model"], on["model"]) == []
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "told"),

@@ -69,6 +69,7 @@ def test_each_preset_is_a_row_with_where_its_time_and_memory_went(line: Path) ->
     assert "stand-in" in done.stderr
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow
 def test_a_preset_that_cannot_run_is_a_row_with_its_reason(line: Path) -> None:
     done = subprocess.run(
@@ -106,6 +107,7 @@ def test_an_interrupt_cancels_the_running_job_and_prints_the_rows_so_far(line: P
     assert "cancelled" in [text for text in log if " checkpoint " not in text][-1]
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the kernel keeps the high-water mark")
 def test_peak_memory_is_the_jobs_own_not_that_of_the_job_before_on_the_same_worker(line: Path) -> None:

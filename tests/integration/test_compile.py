@@ -43,7 +43,7 @@ def graphs_in(directory: Path) -> set[str]:
     return {path.name for path in directory.glob("fxgraph/*/*")}
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(6)
 @pytest.mark.slow(seconds=45)
 @pytest.mark.filterwarnings("ignore")  # torch's own, where it compiles
 @pytest.mark.pairs(8, name=("rows", "attends"), recompute=(False, True))
@@ -95,7 +95,7 @@ def workload(last=1):
 LONG = {"batch_size": 8, "epochs": 1_000_000}  # of which nobody knows that few are made
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(6)
 @pytest.mark.slow(seconds=35)
 @pytest.mark.filterwarnings("ignore")  # torch's own, where it compiles
 def test_where_it_is_left_open_units_are_compiled_if_that_is_faster_and_stay_so(

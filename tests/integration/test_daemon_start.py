@@ -136,6 +136,7 @@ def test_a_daemon_that_cannot_start_says_why_in_one_line(home: Path, busy: socke
     assert_one_sentence(run(home, "daemon", *flat), setting, told)
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["the port is busy", "run directories in /proc", "a setting of the wrong kind"])
 def test_a_run_that_cannot_start_says_why_in_one_line(home: Path, busy: socket.socket, name: str) -> None:
@@ -165,6 +166,7 @@ class OfRelativeDirectories(RealDaemon):  # type: ignore[misc]  # a class that r
         return ["env", "-C", str(self.home), *parts, "--runs-dir", "runs"]
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=8)
 def test_directories_may_be_written_from_where_it_is_started() -> None:
     """Workers go to the directories of their jobs. From there they looked for the directory's socket, and every job

@@ -189,6 +189,7 @@ def test_an_error_on_a_device_says_where_it_was_and_of_which_replica(machine: An
     assert f"{ODD}" in result["error"].partition("samples ")[2].partition(" of Workload.train")[0].split(", ")
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=5)
 def test_a_traceback_is_printed_once_and_a_failed_run_has_no_empty_rows(daemon: Any) -> None:
     spec = daemon.spec("def workload():\n    raise ZeroDivisionError('by nobody')\n")

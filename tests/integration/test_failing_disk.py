@@ -74,6 +74,7 @@ def test_a_full_disk_refuses_a_submit_by_name_and_the_command_line_ends_with_74(
     assert daemon.run(spec)["state"] == "completed"
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=6)
 def test_the_end_of_a_job_is_kept_while_the_disk_is_full_and_written_when_it_is_not(daemon: Any, faults: Any) -> None:
     gate = daemon.gate()
@@ -94,6 +95,7 @@ def test_the_end_of_a_job_is_kept_while_the_disk_is_full_and_written_when_it_is_
     assert daemon.client.wait(job) == result  # the very end, with its figures
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=6)
 def test_a_daemon_that_stops_on_a_full_disk_says_which_ends_are_lost_and_those_jobs_run_again(
     daemon: Any, faults: Any

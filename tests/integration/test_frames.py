@@ -186,6 +186,7 @@ def test_every_message_cut_at_every_byte_is_closed_cleanly(daemon: RealDaemon, e
     assert "cut" not in {job["job"] for job in daemon.client.jobs()}
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=4)
 def test_500_clients_with_64_descriptors_each_leave_none_of_them(daemon: RealDaemon) -> None:
     import array

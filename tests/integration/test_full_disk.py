@@ -56,6 +56,7 @@ def submit_on(daemon: Any) -> None:
         daemon.client.cancel(daemon.submit(spec))
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=6)
 def test_a_full_disk_costs_no_acknowledged_job(daemon: Any) -> None:
     gate = daemon.gate()

@@ -43,6 +43,7 @@ def keeping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield daemon
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=5)
 def test_a_job_that_comes_again_is_not_inspected_and_trains_the_same(keeping: Any) -> None:
     spec = keeping.spec(SOURCE, strategy={"stages": 2, "microbatches": 3})

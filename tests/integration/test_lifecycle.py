@@ -330,6 +330,7 @@ def test_a_worker_that_is_killed_while_it_waits_is_replaced(daemon: RealDaemon) 
     assert {name for name in before if before[name] != after[name]} == {"cpu-1", "loader-2"}
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=6)
 def test_a_killed_daemon_leaves_no_process_and_followers_outlive_it_to_the_same_result(restarting: RealDaemon) -> None:
     with held(restarting) as (job, spec, gate), restarting.weft_running("logs", "-f", job) as follower:
@@ -402,6 +403,7 @@ def test_a_daemon_whose_fork_server_is_killed_ends_with_an_error_and_leaves_noth
         assert list(restarting.runtime.iterdir()) == []
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=5)
 def test_everything_killed_at_once_leaves_nothing_in_shared_memory_and_a_restart_is_clean(
     restarting: RealDaemon,

@@ -25,6 +25,7 @@ MEASURED = re.sub(r"OneCycleLR\(.*?total_steps=100_000\)", PLATEAU, SOURCE, flag
 BUCKETS = {"replicas": 1, "microbatches": 2, "clip_norm": 1e6, "window": 16}
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "other"), [pytest.param(PIPELINE, BUCKETS, id="stages"), pytest.param(BUCKETS, PIPELINE, id="owners")]

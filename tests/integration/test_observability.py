@@ -36,6 +36,7 @@ def test_every_panel_has_data_and_promtool_finds_no_fault_in_a_real_run() -> Non
     assert re.search(r"4 boards, \d+ panels, \d+ queries, all with data", done.stdout)
 
 
+@pytest.mark.days(3)
 @needs_prometheus
 @pytest.mark.slow(seconds=5)
 def test_prometheus_is_served_beside_a_running_daemon_until_it_is_interrupted(

@@ -294,6 +294,7 @@ async def test_the_page_follows_the_readers_theme_and_has_a_table_beside_the_pic
         assert await browser.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
+@pytest.mark.days(2)
 @needs_chromium
 @pytest.mark.slow
 async def test_a_page_without_jobs_says_so_and_shows_what_is_submitted_then_its_error_as_text(

@@ -30,6 +30,7 @@ def pause(daemon: Any, job: str, gate: Any) -> None:
     assert states == ["paused"], daemon.log_of(job)
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=9)
 @pytest.mark.pairs(2, strategy=("pipeline", "clipped replicas"), restarts=(True, False))
 def test_a_paused_job_frees_its_workers_and_memory_and_goes_on_with_the_same_bits(

@@ -166,6 +166,7 @@ def test_sixty_directories_that_are_killed_change_no_result(
     kill_the_directory_at_random(daemon, 60, seed=60, expected=undisturbed)
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow
 def test_a_directory_that_cannot_start_is_tried_again_and_a_job_waits_for_it(own_daemon: StartDaemon) -> None:
     daemon = own_daemon()
@@ -210,6 +211,7 @@ STUCK = {
 FEW = {("planning", "its own code"), ("preparing", "directory"), ("running", "loader"), ("running", "first worker")}
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "stuck"),

@@ -174,6 +174,7 @@ def test_after_a_killed_worker_a_job_goes_on_from_its_snapshot(
     assert "starts again" not in daemon.log_of(job)
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=7)
 @pytest.mark.pairs(24, strategy=tuple(STRATEGIES), moment=range(4), spares=(False, True))
 def test_so_does_one_whose_snapshots_are_copied_beside_its_lanes(
@@ -195,6 +196,7 @@ def test_so_does_one_whose_snapshots_are_copied_beside_its_lanes(
     assert "starts again" not in daemon.log_of(job)
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=7)
 @pytest.mark.pairs(strategy=tuple(ON_STAND_INS))  # one a day; a soak has them all
 def test_so_does_a_job_on_devices(own_daemon: StartDaemon, strategy: str) -> None:
@@ -207,6 +209,7 @@ def test_so_does_a_job_on_devices(own_daemon: StartDaemon, strategy: str) -> Non
     assert "starts again" not in daemon.log_of(job)
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=3)
 def test_one_that_is_killed_again_and_again_goes_on_each_time(daemon: Any) -> None:
     """Each time from where it was: only a job that comes no further is given up."""
@@ -261,6 +264,7 @@ def known() -> Iterator[Any]:
         yield running
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=3)
 def test_snapshots_leave_no_memory_behind(known: Any) -> None:
     before = held_blocks(known)
@@ -272,6 +276,7 @@ def test_snapshots_leave_no_memory_behind(known: Any) -> None:
     assert held_blocks(known) == before
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=6)
 def test_a_directory_that_is_killed_costs_no_step_and_no_snapshot(known: Any) -> None:
     """One after another; then a worker, which is replaced from what the first one of them held."""

@@ -97,6 +97,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=9)
 @pytest.mark.pairs(strategy=tuple(STRATEGIES))  # one a day
 def test_a_job_whose_units_grow_slow_is_cut_elsewhere_and_to_the_same_bits(daemon: Any, strategy: str) -> None:

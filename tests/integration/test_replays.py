@@ -71,6 +71,7 @@ def replayed(
     yield job, spec
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=5)
 @pytest.mark.pairs(strategy=tuple(STRATEGIES))
 def test_an_iteration_that_others_run_again_has_the_same_bits_and_so_has_the_result(daemon: Any, strategy: str) -> None:
@@ -82,6 +83,7 @@ def test_an_iteration_that_others_run_again_has_the_same_bits_and_so_has_the_res
     assert "other bits" not in log
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=14)
 @pytest.mark.pairs(strategy=("pipeline", "replicas"))  # one a day
 def test_a_worker_that_has_computed_wrong_once_is_named_and_the_result_is_that_of_a_sound_one(

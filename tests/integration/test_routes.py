@@ -101,6 +101,7 @@ def goes_to(daemon: RealDaemon, job: str, where: str) -> None:
     until(has_come, f"bucket {BUCKET} by {where}", 40.0)
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=10)
 @pytest.mark.pairs(name=tuple(JOBS))  # one a day
 def test_buckets_that_turn_as_a_job_runs_give_the_result_of_the_plain_loop(

@@ -7,12 +7,15 @@ another order differ by rounding alone.
 from __future__ import annotations
 
 import runpy
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
+from weft.metrics.recording.recording import Recording
+from weft.plan.kinds import MODE_INDEX
 from weft.reference import loop as reference
 from weft.spec.job_spec import JobSpec
 
@@ -55,7 +58,12 @@ def spec_of(daemon: RealDaemon, strategy: dict[str, Any], job: dict[str, Any], *
 
 
 def shares_of_a_run_like_the_reference(daemon: RealDaemon, spec: JobSpec) -> list[list[int]]:
-    """Runs it and compares; the samples of each replica, by step."""
+    """The samples of each replica, by step."""
+    return run_like_the_reference(daemon, spec)[0]
+
+
+def run_like_the_reference(daemon: RealDaemon, spec: JobSpec) -> tuple[list[list[int]], Path]:
+    """Runs it and compares; the samples of each replica, by step, and the run directory."""
     result = daemon.run(spec)
     assert result["state"] == "completed", daemon.log_of(result["job"])
     rows = [row for row in metrics_rows(result["run_dir"]) if "loss" in row]
@@ -68,9 +76,18 @@ def shares_of_a_run_like_the_reference(daemon: RealDaemon, spec: JobSpec) -> lis
     state = load_file(result["model"])
     assert state.keys() == expected.state.keys()
     assert max(float((state[name] - tensor).abs().max()) for name, tensor in expected.state.items()) < TOLERANCE
-    return shares
+    return shares, Path(result["run_dir"])
 
 
+def forwards_by_step(run_dir: Path) -> list[int]:
+    """That have a row."""
+    recording = Recording.load(run_dir / "recording.msgpack")
+    forward = MODE_INDEX["forward"]
+    found = Counter(row[2] for rows in recording.rows.values() for row in rows if row[0] == forward)
+    return [found[iteration] for iteration in sorted(recording.training)]
+
+
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=6)
 def test_shares_that_follow_the_measured_speed_give_the_result_of_the_reference(daemon: RealDaemon) -> None:
     spec = spec_of(daemon, {"share": "adaptive", "microbatches": 2}, {"steps": 200}, extra=20)
@@ -104,8 +121,12 @@ def test_the_slowest_replica_has_microbatches_that_batch_normalisation_can_train
 )
 def test_stolen_microbatches_give_the_result_of_one_replica(daemon: RealDaemon, strategy: dict[str, Any]) -> None:
     spec = spec_of(daemon, {"share": "stealing", "microbatches": 7} | strategy, {"epochs": 4}, extra=1)
-    shares = shares_of_a_run_like_the_reference(daemon, spec)
+    shares, run_dir = run_like_the_reference(daemon, spec)
     assert len(shares) == 12
+    of_first_and_last = 2 * len(spec.strategy.replica_list)
+    for step, num_forwards in enumerate(forwards_by_step(run_dir)):
+        with_samples = min(spec.strategy.microbatches, sum(shares[step]))
+        assert with_samples <= num_forwards <= with_samples + of_first_and_last, "positions without any pass"
 
 
 @pytest.mark.slow

@@ -68,6 +68,7 @@ def test_a_spare_goes_on_and_the_function_runs_nowhere(daemon: Any, strategy: st
     assert daemon.worker_pids()["cpu-0"] == spare.pid, "it stays a worker"
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=5)
 def test_a_worker_that_has_taken_anothers_place_is_prepared_anew_where_it_is_lost_too(daemon: Any) -> None:
     with held_behind_a_snapshot(daemon, PIPELINE, source=SOURCE) as (job, spec, gate):
@@ -132,6 +133,7 @@ def known() -> Iterator[Any]:
         yield running
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=6)
 def test_of_a_job_that_is_cancelled_before_it_goes_on_a_spare_keeps_nothing(known: Any) -> None:
     """It is there as a worker before the others have let go, and nothing else would tell it."""

@@ -35,6 +35,7 @@ def processes_of(spec: Any) -> list[int]:
     return [int(line) for line in Path(spec.directory, "processes").read_text().split()]
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=7)
 @pytest.mark.pairs(
     4, strategy=("pipeline", "recompute", "replicas", "clipped pipeline", "clipped replicas"), victim=("cpu", "loader")
@@ -54,6 +55,7 @@ def test_the_function_runs_in_the_new_worker_alone(daemon: Any, strategy: str, v
     assert set(after).isdisjoint(before.values())
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=4)
 def test_another_that_is_killed_while_the_first_is_prepared_costs_no_more(daemon: Any) -> None:
     with held_behind_a_snapshot(daemon, PIPELINE, source=SOURCE) as (job, spec, gate):

@@ -104,6 +104,7 @@ def known() -> Iterator[Any]:
         yield running
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=2)
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_a_task_calls_no_directory_pickles_nothing_and_allocates_no_shared_memory(

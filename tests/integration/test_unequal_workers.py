@@ -88,6 +88,7 @@ def running() -> Iterator[Any]:
         daemon.close()
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow
 @pytest.mark.pairs(schedule=("1f1b", "zero-bubble", "measured"))
 def test_the_worker_on_slower_cores_has_fewer_units(running: Any, schedule: str) -> None:

@@ -61,6 +61,7 @@ def run(daemon: Any, spec: JobSpec) -> tuple[dict[str, Any], str]:
     return result, daemon.log_of(result["job"])
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_slots_grow_and_it_is_told(with_devices: Any, name: str) -> None:

@@ -64,6 +64,7 @@ def weft(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPr
     )
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "expected"),
@@ -97,6 +98,7 @@ def test_without_an_answer_nothing_is_offered_and_nothing_is_written(
         assert offered(environment, "weft show ") == []
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_it_is_installed_where_the_shell_reads_it_once_however_often(

@@ -168,6 +168,7 @@ def test_a_run_without_measuring_imports_no_torch(home: Path) -> None:
     assert "torch" not in modules
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow
 def test_the_whole_verb_measures_what_a_machine_without_a_gpu_has(home: Path) -> None:
     done = subprocess.run(

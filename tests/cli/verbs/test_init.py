@@ -56,6 +56,7 @@ def test_the_file_is_written_beside_the_source_and_runs(home: Path) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=2)
 @pytest.mark.parametrize(
     ("arguments", "path", "entry"),
@@ -90,6 +91,7 @@ def test_a_file_that_is_there_is_written_over_only_by_force(home: Path) -> None:
     assert file.read_text() == printed.stdout
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),

@@ -92,6 +92,7 @@ def line(slope=2.0):
 """
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow
 def test_run_needs_no_toml(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WORKLOAD)

@@ -131,6 +131,20 @@ def test_the_limit_is_a_series_while_it_is_known_alone(
         assert told == ({} if limit is None else {(attempt.job,): limit})
 
 
+def test_a_limit_that_a_job_has_not_is_looked_for_less_often_once_it_has_run_for_a_while(
+    attempt: PlannedAttempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where replicas steal there is none, mostly: the search took a tenth of the daemon's time."""
+    _, metrics = begun(attempt)
+    looks: list[int] = []
+    monkeypatch.setattr(attempt, "pace", lambda: looks.append(tick) or Pace(iteration_seconds=1.0))
+    for tick in range(1, 4 * TICKS_PER_LIMIT):
+        metrics.tick([attempt], float(tick))
+    early = [tick for tick in looks if tick <= TICKS_PER_LIMIT]
+    assert len(early) >= TICKS_PER_LIMIT - 1, "a new one is to be known soon"
+    assert [tick for tick in looks if tick > TICKS_PER_LIMIT] == [2 * TICKS_PER_LIMIT, 3 * TICKS_PER_LIMIT]
+
+
 @pytest.mark.slow
 def test_a_job_with_the_id_of_one_that_was_removed_begins_with_series_of_its_own(attempt: PlannedAttempt) -> None:
     exporter = Exporter()

@@ -29,6 +29,7 @@ def facts_of(name: str, seed: int, batch_size: int = BATCH, **strategy: Any) -> 
     return {key: facts[key] for key in OF_JOB} | {"units": of_units}
 
 
+@pytest.mark.days(2)
 @pytest.mark.slow(seconds=3)
 @pytest.mark.pairs(6, name=tuple(ANY["NAMES"]), seed=(0, 1))
 def test_what_is_found_out_of_any_model_does_not_depend_on_the_number_of_replicas(name: str, seed: int) -> None:

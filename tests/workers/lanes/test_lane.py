@@ -49,7 +49,7 @@ class Attempt:
         self.goes_on: dict[str, Callable[[], None]] = {}
         self.boards = {"compute": self.board}
         self.measured = {"compute": Measured()}
-        self.course = SimpleNamespace(begins=0)
+        self.course = SimpleNamespace(begins=0, steals=False)
         self.is_adjusted = self.reports_iterations = False
         self._itinerary = Itinerary.of(num_train=1, num_validation=1, batch_size=1, epochs=10, steps=None)
 

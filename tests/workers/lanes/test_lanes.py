@@ -38,11 +38,11 @@ class Attempt:
     """Stands in for a worker's part of an attempt: a task in each of two lanes, the second waits for the first."""
 
     num_tasks = 2
-    course = SimpleNamespace(begins=0)
+    course = SimpleNamespace(begins=0, steals=False)
 
     def __init__(self, bodies: dict[int, Run], device: Device) -> None:
         self.device = device
-        self.course = SimpleNamespace(begins=0)
+        self.course = SimpleNamespace(begins=0, steals=False)
         self.milestones: dict[int, Callable[[int, int], None]] = {}
         self.goes_on: dict[str, Callable[[], None]] = {}
         self._to_abort: list[Board] = []

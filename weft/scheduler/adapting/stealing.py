@@ -35,8 +35,8 @@ from weft.scheduler.adapting.replica_pace import ReplicaMeasurement, ReplicaPace
 
 QUEUED_SECONDS = 0.02  # of work beyond what a replica works on: a daemon without a core of its own answers late, and
 # each answer takes some of a core from somebody
-MOST_QUEUED_SECONDS = 0.1  # as much as half of a replica's part of what is left of a batch, but no more than this:
-# nobody can take it back from one that grows slow
+QUEUED_PART = 0.6  # of its part of what nobody has of a batch, which is more at the batch's begin
+MOST_QUEUED_SECONDS = 0.2  # but no more than this: nobody can take it back from one that grows slow
 KEPT = 5  # iterations whose speed counts: the median forgets one that something else slowed down
 MIN_KEPT = 2  # before anybody is refused anything
 ROUNDING = 1e-9
@@ -65,12 +65,14 @@ class _Taker:
     position: int = 0
     held: deque[int] = field(default_factory=deque)  # positions with a microbatch, not ended, through all iterations
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # of one microbatch, by iteration
+    usual: float | None = None  # their median, once there are enough
     begun: float = 0.0  # the part of the first of these that is over, by tasks
     idle: int = 0  # iterations in a row without one
     off: bool = False
 
-    def seconds_per_microbatch(self) -> float | None:
-        return statistics.median(self.seconds) if len(self.seconds) >= MIN_KEPT else None
+    def measure(self, *seconds: float) -> None:
+        self.seconds.extend(seconds)
+        self.usual = statistics.median(self.seconds) if len(self.seconds) >= MIN_KEPT else None
 
     def forget_ended(self) -> None:
         iteration, within = divmod(self.last.finished, len(self.last.program))
@@ -133,7 +135,7 @@ class Stealing(Policy[ReplicaMeasurement]):
     def begin(self, lanes: Mapping[Lane, LaneState]) -> None:
         self._takers = [_taker(self._plan, replica, lanes) for replica in range(len(self._plan.replicas))]
         for taker, seconds, off in zip(self._takers, self._before.seconds, self._before.off, strict=False):
-            taker.seconds.extend(seconds)
+            taker.measure(*seconds)
             taker.off = off
         for taker in self._takers:
             taker.open_gates()
@@ -160,69 +162,82 @@ class Stealing(Policy[ReplicaMeasurement]):
         made: list[Grant] = []
         num_iterations = self._plan.itinerary.num_iterations
         while taker.iteration < min(num_iterations, 2 + taker.last.done):
-            number = self._next_number(replica)
-            if number is not None and len(taker.held) >= self._ahead(taker):
+            iteration, position = taker.iteration, taker.position
+            numbers, is_all = self._numbers_for(replica)
+            made += [(replica, iteration, position + n, number) for n, number in enumerate(numbers)]
+            self._give(replica, numbers)
+            if not is_all:
                 break
-            if number is not None and (taker.iteration in self._before.numbers or self._should_take(replica)):
-                made.append((replica, taker.iteration, taker.position, number))
-                self._give(replica, number)
-            else:
-                made.append((replica, taker.iteration, taker.position, NO_MORE))
+            if taker.iteration == iteration:  # not all positions have one
+                made.append((replica, iteration, taker.position, NO_MORE))
                 self._close(taker)
         taker.open_gates()
         return made
 
-    def _ahead(self, taker: _Taker) -> int:
-        """Microbatches for it to hold at once."""
-        seconds = taker.seconds_per_microbatch()
-        if not seconds:
-            return taker.fills + 1
-        others = (other for other in self._takers if other is not taker and not other.off)
-        rates = [1 / theirs for other in others if (theirs := other.seconds_per_microbatch())]
-        remaining = self._count - sum(self._granted.get(taker.iteration, ()))
-        half = remaining / (1 + seconds * sum(rates)) / 2
-        queued = max(QUEUED_SECONDS / seconds, min(half, MOST_QUEUED_SECONDS / seconds))
-        return taker.fills + max(1, math.ceil(queued))
-
-    def _next_number(self, replica: int) -> int | None:
-        """Of the microbatch that the replica would get; None where its iteration has none for it."""
+    def _numbers_for(self, replica: int) -> tuple[Sequence[int], bool]:
+        """Of the microbatches that the replica gets next of its iteration, and whether it gets no others of that."""
         taker = self._takers[replica]
+        room = max(0, self._ahead(taker) - len(taker.held))
         again = self._before.numbers.get(taker.iteration)
         if again is not None:
-            return again[replica][taker.position] if taker.position < len(again[replica]) else None
-        number = sum(self._granted.get(taker.iteration, ()))
-        return number if number < self._count else None
+            left = again[replica][taker.position :]
+            return left[:room], len(left) <= room
+        first = sum(self._granted.get(taker.iteration, ()))
+        taken, is_all = self._taken(replica, self._count - first, room)
+        return range(first, first + taken), is_all
 
-    def _should_take(self, replica: int) -> bool:
+    def _ahead(self, taker: _Taker) -> int:
+        """Microbatches for it to hold at once."""
+        seconds = taker.usual
+        if not seconds:
+            return taker.fills + 1
+        rates = [1 / other.usual for other in self._takers if other is not taker and not other.off and other.usual]
+        remaining = self._count - sum(self._granted.get(taker.iteration, ()))
+        part = QUEUED_PART * remaining / (1 + seconds * sum(rates))
+        queued = max(QUEUED_SECONDS / seconds, min(part, MOST_QUEUED_SECONDS / seconds))
+        return taker.fills + max(1, math.ceil(queued))
+
+    def _taken(self, replica: int, remaining: int, room: int) -> tuple[int, bool]:
+        """How many more microbatches of its iteration the replica should take, up to `room`, and whether it gets none
+        beyond them. remaining: those that nobody has."""
         taker = self._takers[replica]
         if taker.off:
-            return False
+            return 0, True
         iteration = taker.iteration  # what is left of those before is done by the time that anybody begins with it
         outstanding = [
             None if other.off or other.iteration > iteration else sum(h // self._count == iteration for h in other.held)
             for other in self._takers
         ]
-        remaining = self._count - sum(self._granted.get(iteration, ()))
-        seconds = [other.seconds_per_microbatch() for other in self._takers]
+        seconds = [other.usual for other in self._takers]
         worked = [self._worked(other, iteration, now=taker.last.heard) for other in self._takers]
-        return grant(replica, outstanding, remaining, seconds, worked)
+        held, taken = outstanding[replica], 0
+        assert held is not None
+        while taken < min(remaining, room):
+            if not grant(replica, outstanding, remaining - taken, seconds, worked):
+                return taken, True
+            taken += 1
+            outstanding[replica] = held + taken
+        return taken, taken == remaining
 
     def _worked(self, taker: _Taker, iteration: int, now: float) -> float:
         """Seconds, on what it has of the iteration: by what it has told, and since then."""
-        seconds = taker.seconds_per_microbatch()
+        seconds = taker.usual
         if seconds is None or not taker.held or taker.held[0] // self._count != iteration:
             return 0.0
         return taker.begun * seconds + max(0.0, now - taker.last.heard)
 
-    def _give(self, replica: int, number: int) -> None:
+    def _give(self, replica: int, numbers: Sequence[int]) -> None:
         taker = self._takers[replica]
-        self._granted.setdefault(taker.iteration, [0] * len(self._takers))[replica] += 1
+        if not numbers:
+            return
+        self._granted.setdefault(taker.iteration, [0] * len(self._takers))[replica] += len(numbers)
         if taker.iteration not in self._numbers:
             self._numbers[taker.iteration] = [[] for _ in self._takers]
             self._numbers.pop(taker.iteration - REMEMBERED, None)
-        self._numbers[taker.iteration][replica].append(number)
-        taker.held.append(taker.iteration * self._count + taker.position)
-        taker.position += 1
+        self._numbers[taker.iteration][replica] += numbers
+        first = taker.iteration * self._count + taker.position
+        taker.held.extend(range(first, first + len(numbers)))
+        taker.position += len(numbers)
         taker.idle = 0
         if taker.position == self._count:
             taker.next_iteration()
@@ -251,12 +266,11 @@ class Stealing(Policy[ReplicaMeasurement]):
     def _judge(self, measured: ReplicaMeasurement) -> Verdict | None:
         for taker, seconds in zip(self._takers, measured.unit_seconds, strict=True):
             if seconds is not None:
-                taker.seconds.append(seconds)
+                taker.measure(seconds)
         for replica, taker in enumerate(self._takers):
-            if taker.off or taker.idle < IDLE_ITERATIONS or not (own := taker.seconds_per_microbatch()):
+            if taker.off or taker.idle < IDLE_ITERATIONS or not (own := taker.usual):
                 continue
-            others = (other for other in self._takers if other is not taker and not other.off)
-            rates = [1 / seconds for other in others if (seconds := other.seconds_per_microbatch())]
+            rates = [1 / other.usual for other in self._takers if other is not taker and not other.off and other.usual]
             if rates:  # else nobody is known who would do its part
                 taker.off, fixed = True, measured.fixed_seconds
                 without = self._count / sum(rates) + fixed

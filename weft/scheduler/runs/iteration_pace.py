@@ -87,14 +87,17 @@ class IterationPace:
         graph = self._plan.graph
         if len(graph.tasks) > MAX_TASKS:
             return None
-        # where replicas steal, a position has a microbatch in some iterations and passes at once in others
-        middle = statistics.fmean if self._plan.share == "stealing" else statistics.median
+        # where replicas steal, a position has a microbatch in some iterations, or in none, and passes at once in others
+        steals = self._plan.share == "stealing"
+        middle = statistics.fmean if steals else statistics.median
         seconds = [0.0] * len(graph.tasks)
         for task in graph.tasks:
             if task.passes(local) or KINDS[task.kind].seldom:
                 continue
             if times.has(task.id):
                 seconds[task.id] = middle(times.of(task.id, steps)) / 1e9
-            elif not (KINDS[task.kind].learns and self._plan.itinerary.forward_only):
+            elif not (steals and KINDS[task.kind].of_position) and not (
+                KINDS[task.kind].learns and self._plan.itinerary.forward_only
+            ):
                 return None  # not all have run
         return speed_limit(graph.going(local), seconds).seconds or None

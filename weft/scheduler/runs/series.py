@@ -30,6 +30,7 @@ class JobMetrics:
         self._live: set[str] = set()  # jobs that have a plan and have not ended
         self._ended: dict[str, float] = {}  # job -> when it ended, in this order
         self._limited: set[str] = set()  # jobs whose limit is known
+        self._without: dict[str, int] = {}  # of others, how often it was looked for
         self._num_ticks = 0
 
     def begin(self, attempt: PlannedAttempt, plan_changes: int = 0) -> None:
@@ -63,7 +64,8 @@ class JobMetrics:
         for attempt in attempts:
             if attempt.job in self._live:
                 self.publish(attempt)
-                if self._num_ticks % TICKS_PER_LIMIT == 0 or attempt.job not in self._limited:
+                is_new = attempt.job not in self._limited and self._without.get(attempt.job, 0) < TICKS_PER_LIMIT
+                if is_new or self._num_ticks % TICKS_PER_LIMIT == 0:
                     self._publish_limit(attempt)
         self._drop([job for job, ended_at in self._ended.items() if now - ended_at >= GRACE_SECONDS])
         self._make_room()
@@ -87,6 +89,7 @@ class JobMetrics:
         self.publish(attempt)
         self._publish_limit(attempt)
         self._limited.discard(job)
+        self._without.pop(job, None)
         self._live.remove(job)
         self._exporter.set("weft_shared_memory_bytes", 0, job=job)
         self._ended[job] = now
@@ -107,7 +110,9 @@ class JobMetrics:
         if limit is not None:
             self._exporter.set("weft_iteration_limit_seconds", limit, job=job)
             self._limited.add(job)
-        elif job in self._limited:
+            return
+        self._without[job] = self._without.get(job, 0) + 1
+        if job in self._limited:
             self._exporter.drop_gauge("weft_iteration_limit_seconds", job=job)
             self._limited.remove(job)
 

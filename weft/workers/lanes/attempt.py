@@ -234,7 +234,16 @@ class Attempt:
             turns, loader = self._turns, task.holder.stage
             position = turns.order().index((task.holder.replica, _given(task.microbatch)))
             return lambda iteration: turns.has(loader, position, iteration.index)
+        if self.course.steals and KINDS[task.kind].of_position:
+            return self._is_given_a_microbatch(task)
         return self._parts.updates.takes(task) if self._parts.updates is not None else None
+
+    def _is_given_a_microbatch(self, task: Task) -> Callable[[Iteration], bool] | None:
+        """At the first position an iteration begins and at the last one it ends, with a microbatch or without."""
+        course, replica, position = self.course, task.holder.replica, _given(task.microbatch)
+        if not 0 < position < course.microbatches[replica] - 1:
+            return None
+        return lambda iteration: course.part(iteration, replica, position).size > 0
 
     def _is_copied(self, task: Task, iteration: Iteration) -> bool:
         """Or is compared."""

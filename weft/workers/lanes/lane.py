@@ -4,7 +4,7 @@
              stall_<cause>            <kind>                      on an accelerator: weft.workers.lanes.stream_lane
                                                                   in no fixed order: weft.workers.lanes.arrivals
 
-The lane reports in batches: when half of what it was sent is over or all of it (the daemon must send more), and
+The lane reports in batches: when most of what it was sent is over or all of it (the daemon must send more), and
 otherwise every REPORT_SECONDS, so that a fast job does not spend its cores on messages. Where each iteration is copied,
 also behind each.
 """
@@ -24,7 +24,7 @@ from weft.workers.lanes.account import ADJUSTED_REPORT_SECONDS, REPORT_SECONDS, 
 from weft.workers.lanes.arrivals import Arrivals
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.lanes.operation import Operation, Wait
-from weft.workers.lanes.queue import Inbox, Interrupted, TaskQueue
+from weft.workers.lanes.queue import LAST_PART, LAST_PART_STEALING, Inbox, Interrupted, TaskQueue
 
 
 class Observer(Protocol):
@@ -67,7 +67,7 @@ class LaneLoop(ABC):
         self._board = attempt.boards[name]
         self._operations = operations
         self._program = tuple(operations)
-        self._queue = TaskQueue()
+        self._queue = TaskQueue(LAST_PART_STEALING if attempt.course.steals else LAST_PART)
         seconds = ADJUSTED_REPORT_SECONDS if attempt.is_adjusted else REPORT_SECONDS
         self._account = Account(name, attempt.measured[name], send, seconds=seconds, stamps=stamps)
         self._reports_iterations = attempt.reports_iterations
@@ -170,4 +170,4 @@ class LaneLoop(ABC):
         queue = self._queue
         self._owes_report = False
         self._account.report(queue.done)
-        queue.low = (queue.taken - queue.done) // 2
+        queue.set_low()
