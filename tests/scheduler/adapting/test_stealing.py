@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.plan.graph import Lane
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
 from weft.plan.tables import NO_MORE
@@ -89,6 +92,88 @@ def test_a_replica_has_as_many_at_once_as_its_schedule_begins_before_it_ends_one
     plan = plan_of(replicas=replicas, microbatches=9, share="stealing", schedule=schedule, steps=2)
     begun = {"model-parallel": 1, "last-stage": 2 * stages - 1}.get(schedule, stages)
     assert len(Play(plan).ask(0)) == begun + 1
+
+
+ON_ONE_GPU = {"device": "gpu", "stages": 3, "gpus": 1}  # which fetch for two of them in one lane
+
+
+@pytest.mark.parametrize("replica", [ON_ONE_GPU, {"stages": 2}, {"device": "gpu", "stages": 2, "gpus": 2}], ids=str)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble"])
+def test_every_lane_is_sent_the_tasks_of_the_positions_that_are_decided_and_no_others(
+    plan_of: PlanOf, replica: dict[str, Any], schedule: str
+) -> None:
+    """Up to the first one that is not. A lane that fetches for several stages has more tasks than positions."""
+    play = Play(plan_of(replicas=[replica, {}], microbatches=9, share="stealing", schedule=schedule, steps=2))
+    tasks, decided = play.plan.graph.tasks, len(play.ask(0))
+    for lane in play.stealing.lanes_of(0):
+        assert lane.allowed is not None
+        sent = [tasks[task].microbatch for task in lane.program[: lane.allowed]]
+        assert set(sent) - {None} == set(range(decided))
+        assert tasks[lane.program[lane.allowed]].microbatch == decided
+
+
+class Race:
+    """Lanes that run what they are sent once what it waits for is over, in any order among them."""
+
+    def __init__(self, plan: Plan, rng: random.Random) -> None:
+        self.graph, self.play, self.rng = plan.graph, Play(plan), rng
+        self.over = dict.fromkeys(range(len(plan.graph.tasks)), -1)
+        self.favourite = rng.choice(list(self.play.lanes))
+
+    def start(self) -> None:
+        for lane in self.play.lanes.values():
+            self.play.stealing.come(lane)
+
+    def ready(self) -> list[Lane]:
+        return [lane for lane, state in self.play.lanes.items() if self._may_run(state)]
+
+    def run(self, lane: Lane) -> None:
+        """One task."""
+        state = self.play.lanes[lane]
+        iteration, index = divmod(state.finished, len(state.program))
+        self.over[state.program[index]] = iteration
+        state.finished += 1
+        self.play.stealing.come(state)
+
+    def _may_run(self, state: LaneState) -> bool:
+        if state.finished >= (state.total if state.allowed is None else state.allowed):
+            return False
+        iteration, index = divmod(state.finished, len(state.program))
+        inputs = self.graph.inputs(state.program[index])
+        return all(self.over[edge.source] >= iteration - edge.distance for edge in inputs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.data(),
+    st.lists(st.tuples(st.sampled_from(["cpu", "gpu"]), st.integers(1, 4)), min_size=1, max_size=2),
+    st.integers(1, 9),
+    st.sampled_from(["model-parallel", "gpipe", "1f1b", "last-stage", "zero-bubble"]),
+    st.integers(1, 3),
+    st.randoms(use_true_random=False),
+)
+def test_whoever_comes_first_and_however_many_stages_fetch_in_a_lane_nobody_waits_for_ever(
+    plan_of: PlanOf,
+    data: st.DataObject,
+    pipelines: list[tuple[str, int]],
+    microbatches: int,
+    schedule: str,
+    transfer: int,
+    rng: random.Random,
+) -> None:
+    """A job of three stages on one GPU hung: so few of what they fetch was sent that none was whole."""
+    replicas: list[dict[str, Any]] = [
+        {"device": device, "stages": stages} | ({"gpus": data.draw(st.integers(1, stages))} if device == "gpu" else {})
+        for device, stages in pipelines
+    ]
+    how = {"microbatches": microbatches, "share": "stealing", "schedule": schedule, "prefetch": {"transfer": transfer}}
+    race = Race(plan_of(replicas=[*replicas, {}], steps=4, **how), rng)
+    for _ in range(data.draw(st.sampled_from([0, 2]))):  # whether speeds are known
+        race.play.stealing.decide(measurement(*(rng.choice([1e-3, 0.01, 1.0]) for _ in [*replicas, {}])), 0)
+    race.start()
+    while ready := race.ready():
+        race.run(race.favourite if race.favourite in ready and rng.random() < 0.8 else rng.choice(ready))
+    assert [lane for lane, state in race.play.lanes.items() if state.finished < state.total] == []
 
 
 def test_whoever_ends_one_gets_the_next(play: Play) -> None:

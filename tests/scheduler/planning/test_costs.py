@@ -265,3 +265,26 @@ def test_a_slower_worker_takes_longer_for_what_it_computes_and_updates(
     for task in one.plan.graph.tasks:
         if task.kind is Kind.FORWARD:
             assert costs[task.id] == pytest.approx(2 * one.plan.task_seconds[task.id], rel=1e-3)
+
+
+@pytest.mark.parametrize("passed", [None, 1e-4])
+def test_a_position_that_had_no_microbatch_takes_what_the_replicas_others_take(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf, spec_of: Callable[..., JobSpec], passed: float | None
+) -> None:
+    """By its kind of device alone, the slow replica would be as fast there as all are in the middle. passed: what a
+    position took in a run in which it had none; None where it has no row."""
+    inspection = inspection_of([unit_of(0, parameter_bytes=1024)])
+    settings = {"replicas": 2, "microbatches": 6, "share": "stealing"}
+    plan = plan_of(inspection, **settings)
+    job = PlannedJob(spec_of(**settings), plan)
+    took: dict[int, float] = {}
+    for task in plan.graph.tasks:
+        each = (1.0, 4.0)[task.replica or 0] * {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0}.get(task.kind, 0.0)
+        had_one = task.microbatch is None or task.microbatch < (5, 2)[task.replica]
+        if each and (had_one or passed):
+            took[task.id] = each if had_one else passed or 0.0
+    costs = MeasuredCosts(job, inspection, took).of(job)
+    for replica, speed in ((0, 1.0), (1, 4.0)):
+        for kind, seconds in ((Kind.FORWARD, 1.0), (Kind.BACKWARD, 2.0)):
+            own = [task.id for task in plan.graph.tasks if (task.replica, task.kind) == (replica, kind)]
+            assert [costs[task] for task in own] == pytest.approx([seconds * speed] * 6)

@@ -41,6 +41,8 @@ KEPT = 5  # iterations whose speed counts: the median forgets one that something
 MIN_KEPT = 2  # before anybody is refused anything
 ROUNDING = 1e-9
 IDLE_ITERATIONS = 8  # in a row without a microbatch: then it gets none any more
+_BEGINS = frozenset({Kind.FORWARD, Kind.FETCH})
+_COMES_BACK = frozenset(kind for kind, facts in KINDS.items() if facts.hands_back)
 REMEMBERED = 1024  # iterations, since the oldest that may be made again: snapshots are not that far apart
 
 
@@ -57,7 +59,7 @@ class Stolen:
 class _Taker:
     """One replica."""
 
-    gates: list[tuple[LaneState, tuple[int, ...]]]  # its lanes, with the index of each position's first task there
+    gates: list[tuple[LaneState, tuple[int, ...]]]  # its lanes, with where each position's first task stands there
     last: LaneState  # in which positions end
     ends: tuple[int, ...]  # the index of each position's last task there
     fills: int  # microbatches that keep all its stages at work
@@ -280,43 +282,57 @@ class Stealing(Policy[ReplicaMeasurement]):
 
 def _taker(plan: Plan, replica: int, lanes: Mapping[Lane, LaneState]) -> _Taker:
     tasks = plan.graph.tasks
+    last_stage = plan.replicas[replica].num_stages - 1
+    last, ends, fills, waited_for = _ends(plan, replica, last_stage)
     gates = []
     for lane, program in plan.graph.programs.items():
-        firsts = _indices(
-            program, tasks, lambda task: task.kind in (Kind.FORWARD, Kind.FETCH) and task.replica == replica
-        )
+        own = [(index, tasks[task]) for index, task in enumerate(program) if tasks[task].replica == replica]
+        firsts = _by_position(own, _BEGINS, min)
         if firsts:
-            gates.append((lanes[lane], firsts))
-    last_stage = plan.replicas[replica].num_stages - 1
-    last, ends, fills = _ends(plan, replica, last_stage)
+            gates.append((lanes[lane], tuple(firsts)))
+            fills = max(fills, _begun_by_then(firsts, _by_position(own, waited_for, max)))
     begins = lanes[last].done
     return _Taker(gates=gates, last=lanes[last], ends=ends, fills=fills, iteration=begins)
 
 
-def _ends(plan: Plan, replica: int, last_stage: int) -> tuple[Lane, tuple[int, ...], int]:
+def _ends(plan: Plan, replica: int, last_stage: int) -> tuple[Lane, tuple[int, ...], int, frozenset[Kind]]:
     """(the lane in which a replica is done with its microbatches, where in its program, how many it has begun by then
-    and not ended, at most): as they come back to the first stage; where the last one has all of them before it sends
-    any back, as they come there."""
+    and not ended, at most, the kinds of what a microbatch waits for by then): as they come back to the first stage;
+    where the last one has all of them before it sends any back, as they come there."""
     tasks = plan.graph.tasks
 
     def passes(stage: int, *, back: bool) -> tuple[Lane, tuple[int, ...]]:
         def wanted(task: Task) -> bool:
-            is_pass = KINDS[task.kind].hands_back if back else task.kind is Kind.FORWARD
+            is_pass = task.kind in _COMES_BACK if back else task.kind is Kind.FORWARD
             return is_pass and (task.replica, task.stage) == (replica, stage)
 
         lane = next(task.lane for task in tasks if wanted(task))
-        return lane, _indices(plan.graph.programs[lane], tasks, wanted)
+        return lane, tuple(index for index, task in enumerate(plan.graph.programs[lane]) if wanted(tasks[task]))
 
     (lane, there), (_, back) = passes(last_stage, back=False), passes(last_stage, back=True)
     if there[-1] < back[0]:
-        return lane, there, last_stage + 1
+        return lane, there, last_stage + 1, _BEGINS
     (_, begun), (lane, ended) = passes(0, back=False), passes(0, back=True)
-    return lane, ended, max(bisect_left(begun, end) - place for place, end in enumerate(ended))
+    fills = max(bisect_left(begun, end) - place for place, end in enumerate(ended))
+    return lane, ended, fills, _BEGINS | _COMES_BACK
 
 
-def _indices(program: tuple[int, ...], tasks: tuple[Task, ...], wanted: Callable[[Task], bool]) -> tuple[int, ...]:
-    """Where the wanted tasks stand in a lane's program, by position."""
-    return tuple(index for index, task in enumerate(program) if wanted(tasks[task]))
+def _by_position(
+    tasks: Iterable[tuple[int, Task]], kinds: frozenset[Kind], which: Callable[[int, int], int]
+) -> list[int]:
+    """Where the first or the last task of these kinds stands in a lane's program, by position. A lane may have several
+    for each: a worker's stages may fetch in one lane."""
+    found: dict[int, int] = {}
+    for index, task in tasks:
+        if task.kind in kinds and task.microbatch is not None:
+            found[task.microbatch] = which(found.get(task.microbatch, index), index)
+    return [index for _, index in sorted(found.items())]
+
+
+def _begun_by_then(firsts: Sequence[int], lasts: Sequence[int]) -> int:
+    """Positions, at most, that the lane begins before it is done with the oldest of them: as many have to be granted at
+    once, or it would never come there."""
+    return max(sum(first <= last for first in firsts) - position for position, last in enumerate(lasts))
 
 
 def grant(

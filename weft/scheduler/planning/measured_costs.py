@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 from typing import Final
 
 from weft.plan.buckets import Holder
 from weft.plan.graph import Task
 from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.kinds import KINDS, Kind
+from weft.plan.plan import Plan
 from weft.scheduler.planning.costs import PlannedJob, largest_microbatch
 from weft.spec.job_spec import JobSpec
 
@@ -34,6 +35,7 @@ UNIT_SECONDS: Final = {Kind.FORWARD: 0.0, Kind.BACKWARD: 16e-6, Kind.INPUT: 8e-6
 UPDATE_SECONDS: Final = 50e-6  # of an optimizer's step, however few its parameters; found likewise
 SLOPE_UNCERTAINTY: Final = 2.0  # of the cost of a sample, relative to that of a call; arbitrary
 
+PASSED: Final = 0.1  # of the longest of them; arbitrary: without a microbatch it takes a hundredth, or nothing
 SAME: Final = 1e-9  # relative: two costs that the planner computes alike
 Corrections = tuple[float, float]  # factors of what a call and what a sample costs
 OfDevice = tuple[Kind, str]  # tasks of a kind on workers of a kind
@@ -68,6 +70,7 @@ class MeasuredCosts:
     def __init__(self, job: PlannedJob, inspection: Inspection, seconds: Mapping[int, float]) -> None:
         self._job = job
         self._inspection = inspection
+        seconds = {**seconds, **_of_positions_without_any(job.plan, seconds)}
         self._units = lines_of_units(job.spec, inspection)
         modelled = [self._model(job, task) for task in job.plan.graph.tasks]
         self._known = {
@@ -172,6 +175,22 @@ class MeasuredCosts:
         """On the device; on another one if that kind ran there alone; 1 where there is nothing to go by."""
         others = [ratio for (of_kind, _), ratio in self._ratios.items() if of_kind == kind]
         return self._ratios.get((kind, device), fmean(others or [1.0]))
+
+
+def _of_positions_without_any(plan: Plan, seconds: Mapping[int, float]) -> dict[int, float]:
+    """Where replicas steal, of positions that have never had a microbatch, or passed at once: what the same task takes
+    at the replica's other positions, since another run may give them one."""
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for task in plan.graph.tasks if plan.share == "stealing" else ():
+        if KINDS[task.kind].of_position:
+            alike.setdefault((task.holder, task.kind, task.bucket), []).append(task.id)
+    found: dict[int, float] = {}
+    for tasks in alike.values():
+        least = max((seconds[task] for task in tasks if task in seconds), default=0.0) * PASSED
+        worked = [seconds[task] for task in tasks if seconds.get(task, 0.0) > least]
+        if worked:
+            found |= {task: median(worked) for task in tasks if seconds.get(task, 0.0) <= least}
+    return found
 
 
 def lines_of_units(spec: JobSpec, inspection: Inspection) -> dict[tuple[str, Kind], list[Line]]:
