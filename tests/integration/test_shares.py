@@ -136,8 +136,9 @@ def test_stolen_microbatches_that_weigh_differently_give_the_result_of_one_repli
 
 
 @pytest.mark.slow
-def test_devices_and_pipelines_steal_too(machine: Any) -> None:
-    replicas = [{"device": "gpu", "stages": 2}, {"stages": 2}]
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_devices_and_pipelines_steal_too(machine: Any, gpus: int) -> None:
+    replicas = [{"device": "gpu", "stages": 2, "gpus": gpus}, {"stages": 2}]
     spec = spec_of(machine, {"share": "stealing", "microbatches": 5, "replicas": replicas}, {"epochs": 3}, extra=1)
     shares_of_a_run_like_the_reference(machine, spec)
 
