@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import runpy
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from weft.reference import loop as reference
 from weft.spec.job_spec import JobSpec
+from weft.workload.faults import NonFiniteLoss
 
 HERE = Path(__file__).parent
 _REPLICAS = runpy.run_path(str(HERE / "test_replicas.py"))
@@ -60,6 +62,10 @@ def check_result(machine: Any, spec: JobSpec, first: str, job: str) -> None:
     if result["state"] == "failed" and result["reason"] in ("invalid-plan", "invalid-workload"):
         assert "; " in result["error"], result["error"]
         assert not (Path(result["run_dir"]) / "metrics.jsonl").exists(), "it can be told before"
+        return
+    if result["reason"] == "non-finite-loss":
+        with pytest.raises(NonFiniteLoss, match=re.escape(result["error"])):
+            reference.train(as_chosen(spec, Path(result["run_dir"])))
         return
     assert result["state"] == "completed", machine.log_of(job)
     if "only one replica computes what the plain loop does" in machine.log_of(job):
