@@ -35,15 +35,15 @@ from weft.scheduler.adapting.replica_pace import ReplicaMeasurement, ReplicaPace
 
 QUEUED_SECONDS = 0.02  # of work beyond what a replica works on: a daemon without a core of its own answers late, and
 # each answer takes some of a core from somebody
-QUEUED_PART = 0.6  # of its part of what nobody has of a batch, which is more at the batch's begin
+QUEUED_PART = 0.6  # of a replica's part of what nobody has yet: more than that work at a batch's begin
 MOST_QUEUED_SECONDS = 0.2  # but no more than this: nobody can take it back from one that grows slow
 KEPT = 5  # iterations whose speed counts: the median forgets one that something else slowed down
 MIN_KEPT = 2  # before anybody is refused anything
 ROUNDING = 1e-9
 IDLE_ITERATIONS = 8  # in a row without a microbatch: then it gets none any more
+REMEMBERED = 1024  # iterations, since the oldest that may be made again: snapshots are not that far apart
 _BEGINS = frozenset({Kind.FORWARD, Kind.FETCH})
 _COMES_BACK = frozenset(kind for kind, facts in KINDS.items() if facts.hands_back)
-REMEMBERED = 1024  # iterations, since the oldest that may be made again: snapshots are not that far apart
 
 
 @dataclass(frozen=True, slots=True)

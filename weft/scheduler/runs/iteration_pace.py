@@ -87,17 +87,15 @@ class IterationPace:
         graph = self._plan.graph
         if len(graph.tasks) > MAX_TASKS:
             return None
-        # where replicas steal, a position has a microbatch in some iterations, or in none, and passes at once in others
-        steals = self._plan.share == "stealing"
-        middle = statistics.fmean if steals else statistics.median
+        may_pass = self._plan.share == "stealing"  # a position has a microbatch in some iterations, or in none
+        no_learning = self._plan.itinerary.forward_only
+        middle = statistics.fmean if may_pass else statistics.median
         seconds = [0.0] * len(graph.tasks)
         for task in graph.tasks:
             if task.passes(local) or KINDS[task.kind].seldom:
                 continue
             if times.has(task.id):
                 seconds[task.id] = middle(times.of(task.id, steps)) / 1e9
-            elif not (steals and KINDS[task.kind].of_position) and not (
-                KINDS[task.kind].learns and self._plan.itinerary.forward_only
-            ):
+            elif not ((may_pass and KINDS[task.kind].of_position) or (no_learning and KINDS[task.kind].learns)):
                 return None  # not all have run
         return speed_limit(graph.going(local), seconds).seconds or None
