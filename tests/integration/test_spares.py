@@ -36,6 +36,12 @@ BUSY = {
 }
 
 
+@pytest.fixture
+def daemon(unused_daemon: Any) -> Any:
+    """A worker that keeps much of other jobs has no spare."""
+    return unused_daemon
+
+
 def kill(daemon: Any, job: str, worker: str) -> psutil.Process | None:
     """Of the job. Its spare, if it has one."""
     process = psutil.Process(daemon.worker_pids(job)[worker])
