@@ -358,15 +358,17 @@ def test_a_task_that_passes_does_and_waits_for_nothing_in_validation(stand: Stan
     assert [task for _, task, *_ in rows if task >= 0] == [1]
 
 
-def test_a_lane_reports_at_half_of_what_it_was_sent_and_when_it_runs_dry(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("steals", "counts"), [(False, [4, 2]), (True, [6, 2])])
+def test_a_lane_reports_at_half_of_what_it_was_sent_or_late_where_replicas_steal_and_when_it_runs_dry(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, steals: bool, counts: list[int]
 ) -> None:
     """Before its queue is empty, so that the daemon's next tasks are there in time; and no more often."""
+    stand.attempt.course.steals = steals
     monkeypatch.setattr(lane, "REPORT_SECONDS", 3600.0)
     monkeypatch.setattr(account, "LEAST_REPORT_NS", 0)
     stand.begin(stand.operation(1))
     stand.inbox.put([(0, [1] * 8)])
-    assert [report["count"] for report in stand.count(8)][:2] == [4, 2]
+    assert [report["count"] for report in stand.count(8)][:2] == counts
     assert len(stand.ran) == 8
 
 

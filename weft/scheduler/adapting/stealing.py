@@ -229,9 +229,9 @@ class Stealing(Policy[ReplicaMeasurement]):
         return taker.begun * seconds + max(0.0, now - taker.last.heard)
 
     def _give(self, replica: int, numbers: Sequence[int]) -> None:
-        taker = self._takers[replica]
         if not numbers:
             return
+        taker = self._takers[replica]
         self._granted.setdefault(taker.iteration, [0] * len(self._takers))[replica] += len(numbers)
         if taker.iteration not in self._numbers:
             self._numbers[taker.iteration] = [[] for _ in self._takers]

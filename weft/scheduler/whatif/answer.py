@@ -24,7 +24,7 @@ from weft.plan.inspection import Inspection
 from weft.plan.kinds import FIRST_STALL
 from weft.plan.plan import Plan
 from weft.scheduler.planning.costs import PlannedJob
-from weft.scheduler.planning.measured_costs import MeasuredCosts
+from weft.scheduler.planning.measured_costs import PASSED, MeasuredCosts
 from weft.scheduler.planning.outlook import Outlook as Outlook
 from weft.scheduler.planning.outlook import outlook_of
 from weft.scheduler.planning.partition import PlanError
@@ -127,7 +127,7 @@ def _task_seconds(recording: Recording) -> dict[int, float]:
 
 
 def _typical(runs: Sequence[int], *, steals: bool) -> float:
-    worked = [run for run in runs if run > max(runs) / 10] if steals else runs
+    worked = [run for run in runs if run > max(runs) * PASSED] if steals else runs
     return median(worked)
 
 
