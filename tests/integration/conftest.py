@@ -60,20 +60,6 @@ def daemon(shared_daemon: RealDaemon) -> Iterator[RealDaemon]:
         yield shared_daemon
 
 
-@pytest.fixture(scope="module")
-def shared_by_a_file() -> Iterator[RealDaemon]:
-    """The daemon that `unused_daemon` lends."""
-    with shared({"stages": 3}) as running:
-        yield running
-
-
-@pytest.fixture
-def unused_daemon(shared_by_a_file: RealDaemon) -> Iterator[RealDaemon]:
-    """As `daemon`, but no test of another file has left anything in its workers."""
-    with lent(shared_by_a_file):
-        yield shared_by_a_file
-
-
 @pytest.fixture
 def machine(shared_machine: RealDaemon) -> Iterator[RealDaemon]:
     """The shared daemon with devices."""

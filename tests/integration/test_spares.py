@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from weft.spec.job_spec import JobSpec
+
 _SURVIVORS = runpy.run_path(str(Path(__file__).with_name("test_survivors.py")))
 _RECOVERY, SOURCE = _SURVIVORS["_RECOVERY"], _SURVIVORS["SOURCE"]
 processes_of = _SURVIVORS["processes_of"]
@@ -34,12 +36,6 @@ BUSY = {
     "a process": "    import subprocess\n    subprocess.Popen(['sleep', '600'])\n",
     "much memory": "    global kept\n    kept = torch.ones(100 << 20)\n",
 }
-
-
-@pytest.fixture
-def daemon(unused_daemon: Any) -> Any:
-    """A worker that keeps much of other jobs has no spare."""
-    return unused_daemon
 
 
 def kill(daemon: Any, job: str, worker: str) -> psutil.Process | None:
@@ -114,6 +110,18 @@ def test_memory_that_is_free_again_is_none_that_a_copy_would_take(daemon: Any) -
     with held_behind_a_snapshot(daemon, PIPELINE, source=source) as (job, _, gate):
         workers = [psutil.Process(pid) for pid in daemon.worker_pids(job).values()]
         assert sorted(len(each.children()) for each in workers) == [0, 1, 1], "the loader has none"
+        gate.open()
+
+
+@pytest.mark.slow(seconds=5)
+def test_behind_a_job_that_was_profiled_there_are_some(daemon: Any) -> None:
+    """torch.profiler leaves a thread. Its workers were kept, and had no spare from then on."""
+    spec = daemon.spec(strategy={"stages": 2}, steps=8)
+    profiled = daemon.run(JobSpec.parse(spec.to_wire() | {"profile": {"first": 2, "iterations": 3}}))
+    assert profiled["state"] == "completed", daemon.log_of(profiled["job"])
+    daemon.until_idle()
+    with held_behind_a_snapshot(daemon, PIPELINE, source=SOURCE) as (job, _, gate):
+        assert kill(daemon, job, LAST) is not None
         gate.open()
 
 

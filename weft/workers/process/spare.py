@@ -39,6 +39,7 @@ class Spares:
     def __init__(self, channel: socket.socket, server: int) -> None:
         self._channel, self._server = channel, server
         self._own_bytes = _own_bytes()  # before any job
+        self._could_be = len(_threads()) <= _OUR_THREADS  # a device may have some of its own from the beginning
         self._pid, self._pidfd = 0, -1
         self.is_forking = False
 
@@ -71,6 +72,15 @@ class Spares:
             os.kill(self._pid, signal.SIGKILL)
             self._reap()
         return None
+
+    def are_prevented(self) -> bool:
+        """Whether a job that is over has left what would keep those behind it from having any: a thread that is not
+        Python's, as torch.profiler's, or a process."""
+        _end_torch_threads()
+        try:
+            return self._could_be and not _is_soon_alone()
+        except OSError:
+            return True
 
     def _has_much(self) -> bool:
         """What is free is given back before it counts: the job's function has left it, or a larger job before."""
@@ -138,8 +148,13 @@ def _is_soon_alone() -> bool:
 
 def _is_alone() -> bool:
     """Errors: OSError."""
-    threads = list(Path("/proc/self/task").iterdir())
+    threads = _threads()
     return len(threads) == _OUR_THREADS and not any((each / "children").read_text() for each in threads)
+
+
+def _threads() -> list[Path]:
+    """Errors: OSError."""
+    return list(Path("/proc/self/task").iterdir())
 
 
 def _own_bytes() -> int:

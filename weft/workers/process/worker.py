@@ -365,7 +365,7 @@ class _Worker:
             self._progress = list
         else:
             self._let_go()
-            clean = self._baseline.is_clean() and self._device.is_clean()
+            clean = self._baseline.is_clean() and self._device.is_clean() and not self._spares.are_prevented()
         released = {"type": "released", "job": message["job"], "attempt": message["attempt"]}
         self._send({**released, "clean": clean, "peak_bytes": peak, "device_peak_bytes": device_peak})
 
