@@ -23,6 +23,7 @@ from weft.machine.checkpoint_files import (
     read_manifest,
     remove_unfinished,
     resolved,
+    set_refused_aside,
     write_checkpoint,
 )
 
@@ -256,6 +257,35 @@ def test_what_stands_in_a_files_place_is_not_followed(tmp_path: Path, place: str
         assert len(refused) == 1
         (path / name).rmdir() if place == "a directory" else (path / name).unlink()
         (tmp_path / name).rename(path / name)
+
+
+def test_one_that_is_damaged_is_written_anew(tmp_path: Path) -> None:
+    """It was there, so nothing was written, and the whole ones before it were removed for it."""
+    write(tmp_path, 20)
+    (write(tmp_path, 40) / "model.safetensors").write_bytes(b"4O")
+    assert write(tmp_path, 40, keep=1).name == "step-00000040"
+    check_is_whole(tmp_path, (40,))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_refused_ones_are_set_aside_by_who_goes_on_from_the_one_before(tmp_path: Path, before: bool) -> None:
+    if before:
+        write(tmp_path, 20)
+    for step in (40, 60):
+        (write(tmp_path, step, keep=3, best=step == 60) / "model.safetensors").write_bytes(b"4O")
+    newest, refused = newest_whole(tmp_path)
+    assert len(refused) == 2
+    for _ in range(2):  # nothing is refused the second time
+        set_refused_aside(tmp_path, newest)
+        kept = [tmp_path / "checkpoints" / f"refused-step-000000{step}" for step in (40, 60)]
+        assert [(each / "model.safetensors").read_bytes() for each in kept] == [b"4O", b"4O"]
+        assert os.path.lexists(tmp_path / "checkpoints" / "latest") is before
+        assert best_of(tmp_path) is None
+    if before:
+        check_is_whole(tmp_path, (20,))
+    for step in (30, 60):
+        write(tmp_path, step, keep=1)
+        check_is_whole(tmp_path, (step,))
 
 
 def test_other_names_are_no_checkpoints(tmp_path: Path) -> None:

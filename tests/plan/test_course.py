@@ -201,6 +201,18 @@ def test_what_an_early_end_leaves_is_left_where_it_is_told_and_behind_each_epoch
     assert found(Course(replace(VIEW, itinerary=unvalidated, replicas=one, judged=False)))[0] == [5]
 
 
+def test_an_attempt_may_end_behind_any_iteration_that_is_told() -> None:
+    course = course_of(Itinerary(num_train=1, num_validation=0, batch_size=1, steps=9))
+
+    def found() -> list[int]:
+        return [index for index in range(9) if course.ends_attempt(course.iteration(index))]
+
+    assert found() == [8]
+    course.adjust(4, Adjustment(halts=True))
+    assert found() == [4, 8]
+    assert not course.ends_training(course.iteration(4))
+
+
 def test_a_course_may_begin_anywhere() -> None:
     itinerary = Itinerary(num_train=1, num_validation=0, batch_size=1, steps=9)
     plain = course_of(itinerary)

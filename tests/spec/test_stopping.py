@@ -135,14 +135,23 @@ def test_time_is_that_of_training_over_attempts_and_lost_work_does_not_count() -
     training.step(1.0, 1, begins_epoch=True, now=104.0)
     training.keep(0)
     training.step(1.0, 1, begins_epoch=False, now=109.0)
-    assert training.take_time_up() is None
+    assert training.time_up() is None
     training.begin(1)
     training.step(1.0, 1, begins_epoch=False, now=900.0)  # before it trains: it prepares
-    assert training.take_time_up() is None
+    assert training.time_up() is None
     training.start(1000.0)
     training.step(1.0, 1, begins_epoch=False, now=1006.0)
-    assert training.take_time_up() == "10 s of training are over"
-    assert training.take_time_up() is None, "told once"
+    assert training.time_up() == "10 s of training are over"
+
+
+def test_the_best_is_known_for_as_long_as_it_waits_for_the_disk() -> None:
+    training = Training(Rule(None, CheckpointSection(keep_best="loss")))
+    for iteration in range(3 * MAX_KEPT):
+        training.step(1.0, 1, begins_epoch=iteration == 0, now=0.0)
+        training.keep(iteration)
+        assert training.take_best({"loss": 1.0 if iteration == 2 else 2.0 + iteration}) is (iteration in (0, 2))
+    assert training.at(2).samples == 3
+    assert training.at(0) == training.at(3) == Standing(), "of others the newest alone"
 
 
 def test_an_attempt_goes_on_with_what_was_known_where_it_begins() -> None:

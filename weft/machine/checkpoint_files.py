@@ -3,6 +3,7 @@
     RUN/checkpoints/step-00000500/    manifest.json, and the files that it names with their sizes and SHA-256
     RUN/checkpoints/latest            a link to the newest
     RUN/checkpoints/best              a link to the best, which stays, of a job that keeps it
+    RUN/checkpoints/refused-step-…    one that cannot be used, as it was found
     RUN/checkpoints/.step-…           one that is being written, or removed
 
 A checkpoint is written beside its place, every file brought to the disk, and renamed; then the link is replaced by a
@@ -35,6 +36,7 @@ MAX_MANIFEST_BYTES: Final = 16 << 20
 MAX_REASON_CHARS: Final = 200
 _HASHED_BYTES: Final = 1 << 22  # at a time
 _PREFIX: Final = "step-"
+_REFUSED: Final = "refused-"
 
 
 class CheckpointError(Exception):
@@ -103,12 +105,34 @@ def newest_whole(run: Path) -> tuple[Checkpoint | None, list[CheckpointError]]:
     refused: list[CheckpointError] = []
     for path in reversed(checkpoints(run)):
         try:
-            checkpoint = read_manifest(path)
-            check_digests(checkpoint)
-            return checkpoint, refused
+            return _read_whole(path), refused
         except CheckpointError as error:
             refused.append(error)
     return None, refused
+
+
+def _read_whole(path: Path) -> Checkpoint:
+    """Errors: CheckpointError."""
+    checkpoint = read_manifest(path)
+    check_digests(checkpoint)
+    return checkpoint
+
+
+def set_refused_aside(run: Path, newest: Checkpoint | None) -> None:
+    """What stands behind the newest that is whole, of a run that goes on from that: it comes to those steps again, and
+    neither leaves out a checkpoint for one that is refused nor removes one for it. Errors: OSError."""
+    folder, there = run / FOLDER, checkpoints(run)
+    refused = there if newest is None else there[there.index(newest.path) + 1 :]
+    if folder.is_symlink() or not refused:  # the job's own code may have put it there
+        return
+    for place in refused:
+        aside = place.with_name(f"{_REFUSED}{place.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(place, aside)
+    if newest is None:
+        (folder / LATEST).unlink(missing_ok=True)
+    else:
+        _point(folder / LATEST, newest.path.name)
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -144,14 +168,14 @@ def write_checkpoint(
     adjusted: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Makes the checkpoint of a step whose files `write` puts into the directory that it is given, and names; nothing
-    where there is one already. keep: how many stay, the newest; the best one does, too. best: it is that from now on.
+    where there is one already that is as it was written. keep: how many stay, the newest; the best one does, too. best: it is that from now on.
 
     Errors: OSError, also where somebody has taken a file away; after which all is as it was before.
     """
     folder = run / FOLDER
     place, partial = folder / name_of(step), _hidden(folder / name_of(step))
     make_directory(folder)
-    if not (place / MANIFEST).exists():
+    if not _is_whole(place):
         remove_unfinished(run)
         try:
             partial.mkdir(0o700)
@@ -172,6 +196,14 @@ def write_checkpoint(
         if old != kept:
             _remove(old)
     return place
+
+
+def _is_whole(place: Path) -> bool:
+    try:
+        _read_whole(place)
+    except CheckpointError:
+        return False
+    return True
 
 
 def remove_unfinished(run: Path) -> None:

@@ -51,6 +51,7 @@ class Course:
         self.shares = IterationTable((1.0,) if self.steals else plan.shares)
         self._granted: dict[int, dict[tuple[int, int], int]] = {}  # iteration -> (replica, position) -> number
         self._snapshots: dict[int, int] = {}  # iteration -> place
+        self._halts = -1  # the iteration behind which the attempt ends, where the job does not
         self._compared = -1  # the newest iteration of which workers are to tell what its tasks make
         self._measured: tuple[int, float] | None = None  # (iteration, what was measured before it), the newest
         self._ends = self.itinerary.num_iterations
@@ -68,6 +69,10 @@ class Course:
         ends = self.may_be_last(iteration) or not self.iteration(iteration.index + 1).learns
         return iteration.learns and ends
 
+    def ends_attempt(self, iteration: Iteration) -> bool:
+        """The same, or the job stops behind it, and goes on in another attempt."""
+        return iteration.index == self._halts or self.ends_training(iteration)
+
     def may_be_last(self, iteration: Iteration) -> bool:
         """Whether the job may end with it: behind an epoch that is judged too, and nobody is told of that before."""
         following = iteration.index + 1
@@ -81,7 +86,7 @@ class Course:
 
     def adjust(self, first: int, adjustment: Adjustment) -> None:
         """Shares and ways hold from iteration `first` on; of grants, the iterations before it are over; a snapshot,
-        what was measured and what is compared are of that iteration alone, and the snapshot before it is whole. What
+        whether it halts there, what was measured and what is compared are of that iteration alone, and the snapshot before it is whole. What
         it changes has not been dispatched: of other ways, not even the training iteration before."""
         if adjustment.shares:
             self.shares.set(first, tuple(adjustment.shares))
@@ -91,6 +96,8 @@ class Course:
             self._grant(first, adjustment.grants)
         if adjustment.ends is not None:
             self._ends = adjustment.ends
+        if adjustment.halts:
+            self._halts = first
         if adjustment.compared:
             self._compared = first
         if adjustment.measured is not None:

@@ -16,12 +16,13 @@ Value = TypeVar("Value")
 
 
 class Adjustment(NamedTuple):
-    """What is told of a running job's iterations: one of the seven."""
+    """What is told of a running job's iterations: one of the eight."""
 
     shares: Sequence[float] = ()  # of a batch, by replica
     local: Sequence[int] | None = None  # the buckets, of those that may go either way, that devices update themselves
     grants: Sequence[Grant] = ()  # of replicas that steal: the microbatches at their next positions
     snapshot: int | None = None  # the place to which the iteration, which learns, copies what it has come to
+    halts: bool = False  # whether the attempt ends behind the iteration, which has a snapshot; the job goes on from it
     ends: int | None = None  # the iterations after which the job ends, fewer than were planned
     compared: bool = False  # whether what the iteration's tasks make is told, to be compared with another run's
     measured: float | None = None  # what schedulers that take a value are stepped with before the iteration's update

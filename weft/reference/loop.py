@@ -141,7 +141,7 @@ class _Loop:
                 if on_step is not None:
                     on_step(len(losses) - 1, losses[-1])
                 self._training.step(losses[-1], len(indices), begins_epoch=number == 0, now=time.monotonic())
-                if len(losses) < steps and (told := self._training.take_time_up()) is not None:
+                if len(losses) < steps and (told := self._training.time_up()) is not None:
                     self._stopped = told
                     break
             if self._stopped is None:

@@ -20,7 +20,7 @@ from weft.spec.field_errors import SpecError
 from weft.spec.job_spec import CheckpointSection, JobSpec, Mode, StopSection, mode_of
 
 ON_EPOCH = "Workload.on_epoch said so"
-MAX_KEPT = 8  # standings: more iterations than are copied, or were and are still to go on from, at one time
+MAX_KEPT = 8  # standings, beside the best's: more than are copied, or were and are still to go on from, at one time
 
 
 class UnknownMetric(SpecError):
@@ -150,16 +150,16 @@ class Training:
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.now = Standing()
-        self._kept: dict[int, Standing] = {}  # by iteration
+        self._kept: dict[int, Standing] = {}  # by iteration, in their order
+        self._best = -1  # the iteration of those behind which the best validation was: it may wait for the disk
         self._since = math.inf  # when the attempt began to train; its time counts from what was spent before
         self._spent = 0.0
-        self._time_is_told = False
 
     def begin(self, begins: int) -> None:
         """An attempt that begins with an iteration: it goes on with what is known of the one before."""
         self._kept = {iteration: standing for iteration, standing in self._kept.items() if iteration < begins}
         self.now = self.at(begins - 1)
-        self._spent, self._since, self._time_is_told = self.now.seconds, math.inf, False
+        self._spent, self._since = self.now.seconds, math.inf
 
     def start(self, now: float) -> None:
         """The attempt trains from now on."""
@@ -173,7 +173,8 @@ class Training:
     def keep(self, iteration: int, standing: Standing | None = None) -> None:
         """An attempt may go on from there. standing: what is known of it; None: it is over just now."""
         kept = {**self._kept, iteration: standing or self.now}
-        self._kept = {index: kept[index] for index in sorted(kept)[-MAX_KEPT:]}
+        newest = sorted(kept)[-MAX_KEPT:]
+        self._kept = {index: kept[index] for index in sorted({*newest, self._best} & kept.keys())}
 
     def at(self, iteration: int) -> Standing:
         """As it was kept."""
@@ -187,15 +188,15 @@ class Training:
     def take_best(self, values: Mapping[str, float]) -> bool:
         """Whether a validation is better than all before."""
         best = self.rule.is_best(self.now, values)
-        self.now = best or self.now
+        if best is not None:
+            self.now, self._best = best, max(self._kept, default=-1)
         return best is not None
 
-    def take_time_up(self) -> str | None:
-        """Why training is to stop for its time, told once in an attempt."""
+    def time_up(self) -> str | None:
+        """Why training is to stop for its time, from when that is up."""
         stop = self.rule.stop
-        if stop is None or self._time_is_told or self.now.seconds < stop.max_seconds:
+        if stop is None or self.now.seconds < stop.max_seconds:
             return None
-        self._time_is_told = True
         return f"{stop.max_time} of training are over"
 
 

@@ -19,6 +19,7 @@ from weft.scheduler.core.events import (
     JobPlanned,
     JobSubmitted,
     PauseRequested,
+    PlanImproved,
     Prepare,
     RecordIteration,
     RecordState,
@@ -178,6 +179,22 @@ def test_it_says_why_it_stands_still(rehearsal: Any) -> None:
     assert why(rehearsal.core, "a") == "paused on request: it stops at the end of an iteration"
     pause(rehearsal)
     assert why(rehearsal.core, "a") == "it is paused; `weft resume a` goes on with it"
+
+
+@pytest.mark.parametrize("why", ["preempted", "for another plan"])
+def test_one_that_lets_go_for_something_else_is_paused_all_the_same(rehearsal: Any, plan: Plan, why: str) -> None:
+    """It went on, and who had asked for the pause waited until its end."""
+    if why == "preempted":
+        rehearsal.tell(JobSubmitted(job="b", needs=rehearsal.needs, priority=1))
+    else:
+        rehearsal.tell(PlanImproved(job="a", attempt=1, plan=plan, message="faster"))
+    rehearsal.run_to(16)
+    assert rehearsal.job.phase is Phase.RELEASING
+    rehearsal.tell(PauseRequested(job="a"))
+    rehearsal.release()
+    assert rehearsal.job.phase is Phase.PAUSED
+    assert rehearsal.job.improved is None
+    assert rehearsal.found(SaveSnapshot)[-1].snapshot.iteration == rehearsal.found(RecordIteration)[-1].iteration
 
 
 def test_one_that_is_about_to_end_ends(rehearsal: Any) -> None:

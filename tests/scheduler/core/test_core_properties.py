@@ -138,6 +138,8 @@ class Model:
     paused: bool = False  # it has been, once at least
     begins: dict[int, int] = field(default_factory=dict)  # the first iteration of each attempt
     furthest: int = 0
+    halts: set[tuple[int, int]] = field(default_factory=set)  # (attempt, iteration) behind which it is told to stop
+    beside: set[tuple[int, int]] = field(default_factory=set)  # the same of snapshots that go on beside the next one
     better: Plan | None = None  # the last that the core was told of, while it runs with another
     changes: bool = False  # it is on its way to go on with that
     losses: int = 0
@@ -224,6 +226,8 @@ class Play(RuleBasedStateMachine):
                 self.answer(command.worker, released)
             case Adjust() if command.adjustment.compared:
                 assert command.first_iteration >= self.models[command.job].begins[command.attempt]
+            case Adjust() if command.adjustment.halts:
+                self.models[command.job].halts.add((command.attempt, command.first_iteration))
             case Adjust():
                 assert command.adjustment.snapshot is not None
                 assert self.core.jobs[command.job].plan is not None
@@ -231,7 +235,10 @@ class Play(RuleBasedStateMachine):
                 assert whole is None or command.adjustment.snapshot != whole.place, "what is whole is not written over"
                 self.arenas.add((command.job, None))
             case RecordSnapshot():
-                self.models[command.job].snapshot = command.snapshot
+                model, iteration = self.models[command.job], command.snapshot.iteration
+                if (command.attempt, iteration) in model.beside:
+                    assert self.core.jobs[command.job].iterations_done > iteration + 1, "it is not whole yet"
+                model.snapshot = command.snapshot
             case RecordReplay():
                 if "nobody can say" in command.message:
                     self.models[command.job].possible = {"failed"}
@@ -470,9 +477,13 @@ class Play(RuleBasedStateMachine):
     @precondition(lambda self: any(job.copying for job in self.core.jobs.values()))
     @rule(data=st.data())
     def go_on_with_a_snapshot(self, data: Any) -> None:
+        """Behind an iteration with which the attempt ends none does."""
         name = data.draw(st.sampled_from([job.name for job in self.core.jobs.values() if job.copying]))
         job = self.core.jobs[name]
         iteration = data.draw(st.sampled_from([each.iteration for each in job.copying]))
+        if (job.attempt, iteration) in self.models[name].halts:
+            return
+        self.models[name].beside.add((job.attempt, iteration))
         self.tell(SnapshotGoesOn(job=name, attempt=job.attempt, iteration=iteration))
 
     @rule(steps=st.integers(0, 40), window=st.sampled_from([1, 3, 7]))

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from weft.plan.plan import Plan
+from weft.plan.tables import Adjustment
 from weft.scheduler.core.events import (
-    Adjust,
     CancelRequested,
     DirectoryLost,
     DrainRequested,
@@ -32,6 +32,7 @@ from weft.scheduler.core.events import (
     SnapshotDue,
     SnapshotMissed,
     SnapshotSaved,
+    StopRequested,
     WorkerJoined,
     WorkerLost,
     WorkerPrepared,
@@ -74,8 +75,8 @@ def made(rehearsal: Any) -> list[int]:
 
 
 def test_it_stops_behind_a_copy_and_goes_on_from_there_with_the_other_plan(rehearsal: Any, other: Plan) -> None:
-    (adjust,) = improve(rehearsal, other)
-    assert isinstance(adjust, Adjust)
+    adjust, halt = improve(rehearsal, other)
+    assert halt == dataclasses.replace(adjust, adjustment=Adjustment(halts=True))
     to_its_stop(rehearsal)
     rehearsal.release()
     assert rehearsal.job.phase is Phase.PREPARING, "its workers are its own again, at once"
@@ -166,7 +167,7 @@ def test_one_that_is_about_to_end_ends_as_it_is(rehearsal: Any, other: Plan) -> 
 def test_where_a_part_of_its_copy_is_missing_it_goes_on_with_the_plan_that_it_has(
     rehearsal: Any, plan: Plan, other: Plan
 ) -> None:
-    (adjust,) = improve(rehearsal, other)
+    adjust, _ = improve(rehearsal, other)
     for _ in plan.workers:  # each may say so
         rehearsal.tell(SnapshotMissed(job="a", attempt=1, iteration=adjust.first_iteration))
     rehearsal.run_to(STEPS)
@@ -175,11 +176,23 @@ def test_where_a_part_of_its_copy_is_missing_it_goes_on_with_the_plan_that_it_ha
     assert rehearsal.job.plan == plan
 
 
+def test_its_time_may_be_up_before_it_goes_on_with_the_plan_that_it_has(rehearsal: Any, other: Plan) -> None:
+    """It was told once, while it was about to stop for the other plan."""
+    up = StopRequested(job="a", attempt=1, reason="1 h of training are over")
+    adjust, _ = improve(rehearsal, other)
+    assert rehearsal.tell(up) == []
+    rehearsal.tell(SnapshotMissed(job="a", attempt=1, iteration=adjust.first_iteration))
+    assert rehearsal.job.ends == STEPS
+    (ends,) = rehearsal.tell(up)
+    assert rehearsal.tell(up) == [], "it is asked for until the end"
+    assert (rehearsal.job.stopped, rehearsal.job.ends) == (up.reason, ends.adjustment.ends)
+
+
 def test_who_has_come_before_it_meanwhile_gets_its_workers_where_a_part_of_its_copy_is_missing(
     rehearsal: Any, other: Plan
 ) -> None:
     """It was about to let go of them for its other plan, so nobody had it stop."""
-    (adjust,) = improve(rehearsal, other)
+    adjust, _ = improve(rehearsal, other)
     rehearsal.tell(JobSubmitted(job="b", needs=rehearsal.needs, priority=1))
     rehearsal.tell(SnapshotMissed(job="a", attempt=1, iteration=adjust.first_iteration))
     assert rehearsal.job.stopping is not None

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from weft.plan.course import Course
 from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.plan import Plan
 from weft.plan.tables import NO_MORE, Adjustment
@@ -32,6 +33,7 @@ from weft.scheduler.core.events import (
     JobPlanned,
     JobSubmitted,
     PauseRequested,
+    PlanImproved,
     PlanJob,
     Prepare,
     RecordIteration,
@@ -314,13 +316,31 @@ def test_and_it_may_turn_out_not_to_be_used(rehearsal: Rehearsal) -> None:
     assert [each.snapshot for each in rehearsal.found(RecordSnapshot)] == [whole]
 
 
-def test_behind_the_last_iteration_before_an_end_nothing_goes_on(rehearsal: Rehearsal) -> None:
-    """A job that stops waits for its snapshot: none would be whole behind an iteration that never comes."""
-    rehearsal.tell(PauseRequested(job="a"))
+@pytest.mark.parametrize("is_told", [False, True])
+@pytest.mark.parametrize("why", ["pause", "preemption", "another plan"])
+def test_workers_know_which_one_nothing_comes_behind(rehearsal: Rehearsal, why: str, is_told: bool) -> None:
+    """None would be whole behind an iteration that never comes. is_told: the iteration has a snapshot already."""
+    if is_told:
+        rehearsal.due()
+    match why:
+        case "pause":
+            rehearsal.tell(PauseRequested(job="a"))
+        case "preemption":
+            rehearsal.tell(JobSubmitted(job="b", needs=rehearsal.needs, priority=1))
+        case _:
+            rehearsal.tell(PlanImproved(job="a", attempt=1, plan=rehearsal.plan, message="faster"))
     (stopping,) = rehearsal.job.copying
-    rehearsal.tell(SnapshotGoesOn(job="a", attempt=1, iteration=stopping.iteration))
+    course = Course(rehearsal.plan)
+    told = rehearsal.found(Adjust)
+    for each in told:
+        assert each.workers == rehearsal.job.workers
+        course.adjust(each.first_iteration, each.adjustment)
+    dispatched = rehearsal.commands.index(told[-1])
     rehearsal.run_to(stopping.iteration + 1)
     assert rehearsal.job.phase is Phase.RELEASING
+    assert any(isinstance(each, Dispatch) for each in rehearsal.commands[dispatched:]), "they are told ahead"
+    ends = [index for index in range(16) if course.ends_attempt(course.iteration(index))]
+    assert ends == [stopping.iteration, 15]
 
 
 def test_without_a_whole_one_the_job_begins_again(rehearsal: Rehearsal) -> None:

@@ -49,6 +49,15 @@ def test_every_kind_that_is_missing_is_named(core: Core, submit: Submit) -> None
     assert why(core, "c") == "it needs 1 cpu worker (0 free) and 1 loader worker (0 free); a, b hold the others"
 
 
+def test_a_job_behind_one_that_comes_back_to_the_queue_is_told_which(core: Core, submit: Submit) -> None:
+    """Its workers are free, and not its own before that one has its place."""
+    submit("a")
+    submit("urgent", stages=2, priority=1)  # a lets go for it
+    core.handle(CancelRequested(job="urgent"), 0.0)
+    submit("b")
+    assert why(core, "b") == "it waits for what a needs, which lets go of its workers and goes on"
+
+
 def test_a_job_behind_others_is_told_how_many_and_who_is_first(core: Core, submit: Submit) -> None:
     submit("running", stages=2)
     submit("x")

@@ -16,6 +16,7 @@ from weft.scheduler.planning.memory import SNAPSHOT_SHARE, UNKNOWN_STATE, told_a
 from weft.scheduler.planning.partition import NoRoom
 from weft.scheduler.planning.planner import make_plan
 from weft.spec.job_spec import JobSpec
+from weft.workers.memory.bucket_memory import BucketMemory
 
 MIB = 1 << 20
 ADAM = tuple(StateFacts(name, "elements", "float32", 4) for name in ("exp_avg", "exp_avg_sq"))
@@ -34,6 +35,25 @@ def of_a_mib(
         return inspection_of([unit_of(0, parameter_bytes=MIB, buffer_bytes=MIB)], parameters=(parameter,), **changes)
 
     return inspection
+
+
+@pytest.mark.parametrize("axes", [{}, {"staleness": 1}, {"staleness": [0, 2]}], ids=str)
+def test_a_plan_counts_what_replicas_ask_the_directory_for(
+    of_a_mib: Callable[..., Inspection], spec_of: Callable[..., JobSpec], axes: dict[str, Any]
+) -> None:
+    """Where gradients have several places their sum has one of its own, which was not counted."""
+    plan = make_plan(spec_of(replicas=2, **axes), of_a_mib(), shared_bytes_free=1 << 40)
+    sync = plan.synchronisation
+    assert sync is not None
+    wanted = sum(each.num_bytes for each in BucketMemory.wants(sync, plan.replicas))
+    gradients = sum(
+        (1 + plan.replicas[replica].staleness) * bucket.num_bytes
+        for bucket in sync.buckets
+        for replica, _ in bucket.gradient_holders
+    )
+    rings = sum(ring.depth * ring.slot_bytes for ring in plan.rings if ring.memory == "shared")
+    assert 0.9 * (wanted + gradients + rings) < plan.shared_bytes < 1.4 * (wanted + gradients + rings)
+    assert plan.shared_bytes > wanted + gradients + rings - 4096, "norms and what is missing are a few bytes"
 
 
 @pytest.mark.parametrize(

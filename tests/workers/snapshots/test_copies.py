@@ -31,7 +31,7 @@ class Training:
         self.parameters = [torch.zeros(LEAST_BYTES // 4) for _ in TASKS]
         self.mean = torch.zeros(3)
         self.places: dict[int, int] = {}
-        self.last = 1000  # the last iteration before an end or a validation
+        self.last = 1000  # the last iteration before an end, of the attempt too, or a validation
         self.checked: list[int] = []
         self.told: list[tuple[str, int]] = []
 
@@ -41,7 +41,7 @@ class Training:
     def next_snapshot_place(self, iteration: Iteration) -> int | None:
         return next((place for index, place in self.places.items() if index > iteration.index), None)
 
-    def ends_training(self, iteration: Iteration) -> bool:
+    def ends_attempt(self, iteration: Iteration) -> bool:
         return iteration.index == self.last
 
     def hold(self, task: Task, iteration: Iteration) -> Held:

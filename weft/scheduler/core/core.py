@@ -222,7 +222,8 @@ class Core(Starting):
         if job.phase is Phase.QUEUED:
             return self._pause(job)
         if job.phase is Phase.RELEASING and job.outcome is not None and job.outcome.is_another_try:
-            job.outcome = outcomes.PAUSED
+            change.forget(job)
+            job.outcome, job.stopping = outcomes.PAUSED, None
             return []
         return self._stop(job, outcomes.PAUSED) if job.phase in queue.CAN_STOP else []
 
@@ -281,7 +282,8 @@ class Core(Starting):
     def _worker_lost(self, event: events.WorkerLost) -> list[Command]:
         worker = self.workers[event.worker]
         worker.up, name, worker.job = False, worker.job, None
-        worker.failures += 1
+        has_inspected = name is not None and self.jobs[name].phase is Phase.PLANNING
+        worker.failures = 1 if has_inspected else worker.failures + 1  # it was the job's code that has ended it
         commands: list[Command] = []
         if not self.draining:
             delay = back_off(worker.failures)

@@ -254,8 +254,8 @@ def can_mend(job: Job) -> bool:
 
 
 def halt(job: Job) -> list[Command]:
-    """Has a job that is to stop do so behind a copy of what it has come to, which is told ahead; nothing while no place
-    is free, and where the job is about to end."""
+    """Has a job that is to stop do so behind a copy of what it has come to, which is told ahead, and that nothing comes
+    behind it; nothing while no place is free, and where the job is about to end."""
     assert job.plan is not None
     if job.stopping is None or job.ends < job.plan.itinerary.num_iterations:
         return []
@@ -263,6 +263,7 @@ def halt(job: Job) -> list[Command]:
     commands = snapshots.copy(job, iteration, to_disk=job.stopping.state == "paused")
     if any(each.iteration == iteration for each in job.copying):
         end_after(job, iteration + 1)
+        commands.append(Adjust(job.name, job.attempt, job.workers, iteration, Adjustment(halts=True)))
     return commands
 
 

@@ -151,6 +151,8 @@ class EpochJudged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
+    """Asked for until the attempt ends: a job may go on that was about to stop for something else."""
+
     job: str
     attempt: int
     reason: str  # why training is to end soon, as if an iteration had been the last

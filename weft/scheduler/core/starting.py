@@ -101,7 +101,7 @@ class Starting(Ending):
             self.workers[name].job = None
         if inspector not in others:
             return []
-        self.workers[inspector].up = False
+        self.workers[inspector].up, self.workers[inspector].failures = False, 0
         return [events.KillWorker(worker=inspector, cause=f"it has inspected {job.name}, which goes on without it")]
 
     def _prepare(self, job: Job, cause: str, plan: Plan) -> list[Command]:

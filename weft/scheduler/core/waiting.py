@@ -33,5 +33,8 @@ def why(core: Core, name: str) -> str | None:
         for kind, count in job.needs.items()
         if free.get(kind, 0) < count
     ]
+    if not missing:  # of those that are free none is its own before a job that comes back to the queue has its place
+        returning = ", ".join(job.name for job in core.jobs.values() if job.phase in (Phase.RELEASING, Phase.MENDING))
+        return f"it waits for what {returning} needs, which lets go of its workers and goes on"
     holders = sorted({worker.job for worker in core.workers.values() if worker.job})
     return f"it needs {' and '.join(missing)}; {', '.join(holders)} hold{'s' if len(holders) == 1 else ''} the others"

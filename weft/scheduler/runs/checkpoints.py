@@ -17,6 +17,7 @@ from weft.machine.checkpoint_files import (
     newest_whole,
     read_manifest,
     resolved,
+    set_refused_aside,
 )
 from weft.metrics.recording.step_log import FILE as METRICS
 from weft.metrics.recording.step_log import StepLogError, recorded_iterations
@@ -41,6 +42,10 @@ def find_checkpoint(run: Run, plan: Plan) -> Found:
     """Reads all of its bytes. Errors: PlanError, where the one that the spec names cannot be used."""
     newest, refused = newest_whole(run.files.path)
     told = [str(error) for error in refused]
+    try:
+        set_refused_aside(run.files.path, newest)
+    except OSError as error:
+        told.append(f"it stays where it is: {error}")
     is_own = newest is not None
     if newest is None:
         newest = _named(run)

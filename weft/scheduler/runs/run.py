@@ -339,7 +339,7 @@ class Run:
             yield SnapshotDue(**about)
         if attempt.take_checkpoint_due(now):
             yield CheckpointDue(**about)
-        if (reason := self.training.take_time_up()) is not None:
+        if (reason := self.training.time_up()) is not None:
             yield StopRequested(**about, reason=reason)
 
     def judge_epoch(self, command: JudgeEpoch) -> EpochJudged | JobFaulted | None:

@@ -122,7 +122,7 @@ class Copies:
 
     def _write(self, task: Task, place: int, iteration: Iteration) -> None:
         """In the lane, where no update may follow in this attempt: it is to be whole with the iteration then."""
-        beside = self._beside and not self._course.ends_training(iteration)
+        beside = self._beside and not self._course.ends_attempt(iteration)
         copying = self._places[task.id].write(place, iteration.index, self._copied.hold(task, iteration), beside=beside)
         if copying is not None:
             self._under_way[task.id] = iteration, copying, self._copied.versions()

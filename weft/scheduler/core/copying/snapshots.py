@@ -155,10 +155,7 @@ def take_whole(job: Job) -> list[Command]:
 
 
 def go_on_beside(job: Job, iteration: int) -> list[Command]:
-    """A lane goes on with its part beside the next iteration, if there is one that nothing has to come before."""
-    last = job.ends if job.gate is None else min(job.ends, job.gate)
-    if iteration + 1 >= last:
-        return []
+    """A lane goes on with its part beside the next iteration."""
     job.copying = [
         dataclasses.replace(each, goes_on=each.goes_on or each.iteration == iteration) for each in job.copying
     ]
