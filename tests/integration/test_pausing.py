@@ -81,8 +81,11 @@ class Counting(torch.nn.Module):
 
 
 def workload():
+    def optimizer(parameters):
+        return torch.optim.SGD(parameters, 1.0)
+
     ones = torch.ones(96, 1)
-    return weft.Workload(Counting(), (ones, ones), loss=lambda out, _: out.mean(), optimizer=lambda p: torch.optim.SGD(p, 1.0))
+    return weft.Workload(Counting(), (ones, ones), loss=lambda out, _: out.mean(), optimizer=optimizer)
 """
 
 

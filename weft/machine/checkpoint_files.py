@@ -168,7 +168,8 @@ def write_checkpoint(
     adjusted: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Makes the checkpoint of a step whose files `write` puts into the directory that it is given, and names; nothing
-    where there is one already that is as it was written. keep: how many stay, the newest; the best one does, too. best: it is that from now on.
+    where there is one already that is as it was written. keep: how many stay, the newest; the best one does, too. best:
+    it is that from now on.
 
     Errors: OSError, also where somebody has taken a file away; after which all is as it was before.
     """

@@ -86,8 +86,9 @@ class Course:
 
     def adjust(self, first: int, adjustment: Adjustment) -> None:
         """Shares and ways hold from iteration `first` on; of grants, the iterations before it are over; a snapshot,
-        whether it halts there, what was measured and what is compared are of that iteration alone, and the snapshot before it is whole. What
-        it changes has not been dispatched: of other ways, not even the training iteration before."""
+        whether it halts there, what was measured and what is compared are of that iteration alone, and the snapshot
+        before it is whole. What it changes has not been dispatched: of other ways, not even the training iteration
+        before."""
         if adjustment.shares:
             self.shares.set(first, tuple(adjustment.shares))
         if adjustment.local is not None:

@@ -226,14 +226,13 @@ def speculation_bytes(inspection: Inspection, placement: Placement, rings: Seque
 
 
 def _synchronised_bytes(placement: Placement) -> int:
-    """Gradients of every holder, the versions of the parameters that stale replicas read, beside which sums have a place
-    of their own, and the optimizer's state where it may have to move."""
+    """Gradients of every holder, the versions of the parameters that stale replicas read, beside which sums have
+    places of their own, and the optimizer's state where it may have to move."""
     if placement.synchronisation is None:
         return 0
     depths = [1 + replica.staleness for replica in placement.replicas]
-    versions_and_sums = max(depths) + 1 if max(depths) > 1 else 0
+    beside = max(depths) + 1 if max(depths) > 1 else 0
     return sum(
-        bucket.num_bytes * (versions_and_sums + sum(depths[r] for r, _ in bucket.gradient_holders))
-        + bucket.state_bytes()
+        bucket.num_bytes * (beside + sum(depths[r] for r, _ in bucket.gradient_holders)) + bucket.state_bytes()
         for bucket in placement.synchronisation.buckets
     )
