@@ -89,12 +89,12 @@ def workload():
 """
 
 
-@pytest.mark.slow(seconds=5)
+@pytest.mark.slow(seconds=8)
 @pytest.mark.pairs(why=("paused", "preempted"))
 def test_what_it_stops_with_is_copied_whole(daemon: Any, why: str) -> None:
     """Snapshots go on beside the next iteration. Behind this one none comes: workers left it half copied, and the job
     went on from parameters of which some were an older iteration's. Each step takes one from each."""
-    steps = 60
+    steps = 120
     job = daemon.submit(daemon.spec(COUNTING, strategy={"microbatches": 1}, steps=steps))
     until(lambda: (daemon.client.show(job).get("step") or 0) >= 4, "some steps")
     if why == "paused":

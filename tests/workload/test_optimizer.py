@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from weft.workload.optimizer import can_skip_on_device, keep_alone, make_optimizer, note_sparse
+from weft.workload.optimizer import can_skip_on_device, keep_alone, make_optimizer, note_sparse, tensors_by_place
 from weft.workload.workload import WorkloadError
 
 FUSED: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
@@ -125,6 +126,36 @@ def test_a_stage_has_of_the_models_optimizer_its_own_parameters_alone(build: Any
     own.step()
     assert torch.equal(whole[0], before)
     assert not torch.equal(whole[1], torch.zeros_like(whole[1]))
+
+
+class Beside(torch.optim.SGD):
+    """Keeps something in an attribute."""
+
+    def __init__(self, given: Iterable[nn.Parameter], kept: Callable[[list[nn.Parameter]], Any]) -> None:
+        super().__init__(given, lr=0.1)
+        self.kept = kept(self.param_groups[0]["params"])
+
+
+@pytest.mark.parametrize(
+    ("kept", "is_by_place"),
+    [
+        (lambda given: [each.detach().clone() for each in given], True),
+        (lambda given: {each: [each.detach().clone()] for each in given}, True),
+        (lambda given: deque([torch.zeros_like(each) for each in given]), True),
+        (lambda given: Beside(given, lambda them: (torch.ones(len(them)),)), True),
+        (list, False),
+        (lambda given: torch.optim.Adam(given), False),
+        (lambda given: {"steps": torch.tensor(0.0), "name": "mine", "given": given}, False),
+    ],
+)
+def test_a_stage_keeps_all_places_where_an_optimizer_keeps_tensors_by_them(kept: Any, is_by_place: bool) -> None:
+    given = parameters()
+    optimizer = Beside(given, kept)
+    assert tensors_by_place(optimizer) == ("kept" if is_by_place else None)
+    keep_alone(optimizer, given[1:2])
+    assert [id(each) for each in optimizer.param_groups[0]["params"]] == [
+        id(each) for each in (given if is_by_place else given[1:2])
+    ]
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,7 @@ class Inspection:
     compiled_calls: str = ""  # calls of them that were seen, to be compiled ahead, in the same form
     draws: bool = True  # the model draws from torch's generator, as far as anybody knows
     seeds_others: bool = False  # it draws from Python's generator, or numpy's
+    optimizer_draws: bool = False  # the optimizer's step does, from any of them
     streams: tuple[str, ...] = ()  # fields of the workload whose items are drawn one after another
     varying_shapes: tuple[Shape, ...] = ()  # of one tensor in batches of one size, where these are not alike
     data_bytes: int | None = None  # of training and validation data; None where they are more than rows of tensors
@@ -281,6 +282,7 @@ class Inspection:
             compiled_calls=data.get("compiled_calls", ""),
             draws=data.get("draws", True),
             seeds_others=data.get("seeds_others", False),
+            optimizer_draws=data.get("optimizer_draws", False),
             varying_shapes=tuple(map(tuple, data.get("varying_shapes", ()))),
             metrics=tuple(data["metrics"]),
             link_bytes_per_second=data.get("link_bytes_per_second"),

@@ -207,6 +207,7 @@ class Plan:
     compiled_calls: str = ""  # as in the inspection
     draws: bool = True  # as in the inspection
     seeds_others: bool = False  # as in the inspection
+    optimizer_draws: bool = False  # as in the inspection
     streams: bool = False  # one loader draws items one after another
     endless: bool = False  # the training data are such a stream without a length: one epoch, of what the steps need
     parameters: tuple[ParameterFacts, ...] = ()  # of the model, as they were inspected

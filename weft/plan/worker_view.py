@@ -69,6 +69,7 @@ class WorkerView:
     compiled_calls: str = ""  # as in the inspection
     draws: bool = True  # as in the inspection
     seeds_others: bool = False  # as in the inspection
+    optimizer_draws: bool = False  # as in the inspection
     unneeded: Unneeded = Unneeded()
     judged: bool = False
     is_adjusted: bool = False
@@ -111,6 +112,7 @@ class WorkerView:
             compiled_calls=plan.compiled_calls,
             draws=plan.draws,
             seeds_others=plan.seeds_others,
+            optimizer_draws=plan.optimizer_draws,
             reporter=_reporter(plan),
             unneeded=Unneeded.of(plan, position),
             judged=plan.judged,

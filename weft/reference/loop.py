@@ -38,7 +38,7 @@ from weft.workload.compiling.compiler import compiling
 from weft.workload.data.tree import with_tensors
 from weft.workload.entry import load_workload, unload
 from weft.workload.faults import NonFiniteLoss
-from weft.workload.randomness import seed_loading, seed_others, unit_key
+from weft.workload.randomness import seed_loading, seed_others, unit_key, update_key
 from weft.workload.units import Unit, named_state
 from weft.workload.workload import Workload, WorkloadError, asks_to_stop, weight_of
 
@@ -118,7 +118,7 @@ class _Loop:
         if self._trains and workload.validation is not None:
             self._held_out = Data.of(workload, "validation", spec.job)
         self._replicas = Replicas(workload.model, spec.strategy.staleness_list, spec.strategy.staleness_warmup)
-        self._update = Update(spec.strategy, workload) if self._trains else None
+        self._update = Update(spec.strategy, workload, self._seed_update) if self._trains else None
         self._measured: list[dict[str, float]] = []
         self._training = Training(Rule.of(spec))
         self._metric = None if self._update is None else self._update.metric
@@ -240,13 +240,18 @@ class _Loop:
 
     def _seeds(self, step: int, microbatch: Microbatch) -> Seed:
         def seed(number: int) -> None:
-            key = unit_key(self._job.seed, step, microbatch.number, number)
-            torch.default_generator.manual_seed(key)
-            seed_others(key)
-            if self._device.type == "cuda":
-                torch.cuda.default_generators[self._device.index].manual_seed(key)
+            self._seed(unit_key(self._job.seed, step, microbatch.number, number))
 
         return seed
+
+    def _seed_update(self, step: int) -> None:
+        self._seed(update_key(self._job.seed, step, 0))
+
+    def _seed(self, key: int) -> None:
+        torch.default_generator.manual_seed(key)
+        seed_others(key)
+        if self._device.type == "cuda":
+            torch.cuda.default_generators[self._device.index].manual_seed(key)
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._strategy.precision == "bf16")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,8 +29,10 @@ class Update:
     """Raises WorkloadError, when built, if there is nothing to train or the workload's optimizer or scheduler is not
     what it should be."""
 
-    def __init__(self, strategy: Strategy, workload: Workload) -> None:
+    def __init__(self, strategy: Strategy, workload: Workload, seed: Callable[[int], None]) -> None:
+        """seed: called with the number of each step, before it is made."""
         self.record = UpdateRecord()
+        self._seed = seed
         self._clip_norm = strategy.clip_norm
         self._skip_nonfinite = strategy.skip_nonfinite
         self._optimizer = _optimizer(workload)
@@ -52,6 +55,7 @@ class Update:
         else:
             if self._clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+            self._seed(step)
             with within(step_place(self._optimizer)):
                 self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)

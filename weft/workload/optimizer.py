@@ -7,6 +7,7 @@ worker) builds it here: the choice depends on the model's parameters and on the 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
 
@@ -66,9 +67,10 @@ def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]
 
 
 def keep_alone(optimizer: torch.optim.Optimizer, own: Iterable[nn.Parameter]) -> None:
-    """Has it forget all other parameters. Its groups stay, empty ones too: a scheduler counts them."""
+    """Has it forget all other parameters. Its groups stay, empty ones too: a scheduler counts them. One that keeps
+    tensors by place keeps the others in their places, without gradients."""
     kept = {id(parameter) for parameter in own}
-    for group in optimizer.param_groups:
+    for group in [] if tensors_by_place(optimizer) else optimizer.param_groups:
         names = group.get("param_names", group["params"])
         both = [pair for pair in zip(group["params"], names, strict=True) if id(pair[0]) in kept]
         group["params"] = [parameter for parameter, _ in both]
@@ -78,19 +80,49 @@ def keep_alone(optimizer: torch.optim.Optimizer, own: Iterable[nn.Parameter]) ->
         del optimizer.state[parameter]  # Adagrad makes its state where it is built
 
 
+def tensors_by_place(optimizer: torch.optim.Optimizer) -> str | None:
+    """The attribute in which it keeps tensors of its own beside its state, to be found by a parameter's place, as in
+    `zip(group["params"], self.slow)`; None where it has none. Those of an optimizer inside of it count, too."""
+    standard = vars(torch.optim.SGD([torch.zeros(1)], lr=1.0)).keys()
+    given = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    seen: set[int] = set()
+
+    def has_some(value: object) -> bool:
+        if isinstance(value, torch.Tensor):
+            return id(value) not in given and value.dim() > 0
+        if id(value) in seen:
+            return False
+        seen.add(id(value))
+        match value:
+            case dict():
+                return any(map(has_some, value.values()))
+            case list() | tuple() | set() | deque():
+                return any(map(has_some, value))
+            case torch.optim.Optimizer():
+                return tensors_by_place(value) is not None
+        return False
+
+    own = {name: value for name, value in vars(optimizer).items() if name not in standard}
+    return next((name for name, value in own.items() if has_some(value)), None)
+
+
 def can_skip_on_device(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step of `make_optimizer`'s that is given found_inf changes nothing where that is 1.0.
 
     So do the fused kernels. Not where something of the user's hangs on `step`: it would be called, too. And a dampened
     momentum would begin with a skipped step as memory that nobody has written.
     """
-    hooks = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
-    return type(optimizer) in _FUSED_ON["cpu"] and all(
-        [
-            *(hook is _begin_momentum for hook in hooks),
-            *(group["fused"] and not _is_dampened(group) for group in optimizer.param_groups),
-        ]
+    return (
+        type(optimizer) in _FUSED_ON["cpu"]
+        and not has_hooks(optimizer)
+        and all(group["fused"] and not _is_dampened(group) for group in optimizer.param_groups)
     )
+
+
+def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Of the user's, around its step."""
+    hooks = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
+    return any(hook is not _begin_momentum for hook in hooks)
 
 
 def _is_dampened(group: dict[str, Any]) -> bool:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 LOADING = -1  # stands for the unit in the key of random numbers that a dataset draws (augmentation)
+UPDATING = -2  # the same of an optimizer's step
 
 KEY_MASK = (1 << 64) - 1
 
@@ -34,6 +35,11 @@ def mixed(key: int, part: int) -> int:
     key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9 & KEY_MASK
     key = (key ^ (key >> 27)) * 0x94D049BB133111EB & KEY_MASK
     return key ^ (key >> 31)
+
+
+def update_key(seed: int, step: int, parameter: int) -> int:
+    """Of an optimizer's step on some parameters of a model, of which that is the first, by its place."""
+    return unit_key(seed, step, parameter, UPDATING)
 
 
 def seed_others(key: int) -> None:
@@ -55,6 +61,13 @@ def seed_loading(seed: int, step: int, microbatch: int) -> None:
     """For a dataset and its collate function, which may draw."""
     seed_unit(seed, step, microbatch, LOADING)
     seed_others(unit_key(seed, step, microbatch, LOADING))
+
+
+def generator_states() -> list[object]:
+    """Of this process, all of them, to be compared."""
+    generators = (torch.default_generator, *torch.cuda.default_generators)
+    of_numpy: Any = np.random.get_state()
+    return [*(each.get_state().tolist() for each in generators), random.getstate(), of_numpy[1].tolist(), of_numpy[2:]]
 
 
 @contextlib.contextmanager

@@ -421,6 +421,23 @@ def test_parameters_that_are_shared_are_told_once() -> None:
     assert len(UnitPart(stage.units).parameters()) == 6
 
 
+def test_a_parameter_whose_data_are_assigned_comes_home() -> None:
+    """What is saved, and what others read, is there and not where the assignment has left it."""
+    parameters = {name: nn.Parameter(torch.zeros(size)) for name, size in (("a", 3), ("b", 5), ("none", 0))}
+    layout = Layout.of(list(parameters.items()))
+    arena = Arena(torch.zeros(layout.num_bytes, dtype=torch.uint8), layout)
+    homes = move_state(list(parameters.items()), arena)
+    parameters["a"].data = parameters["a"].data + 1.0
+    parameters["b"].data.add_(2.0)
+    homes.bring_back()
+    assert [arena[name].tolist() for name in "ab"] == [[1.0] * 3, [2.0] * 5]
+    parameters["a"].data.add_(1.0)
+    assert arena["a"].tolist() == [2.0] * 3, "it is there again"
+    parameters["b"].data = torch.zeros(4)
+    with pytest.raises(WorkloadError, match=r"the parameter 'b' of Workload.model has become \(4,\).* give it in"):
+        homes.bring_back()
+
+
 @pytest.mark.parametrize("make", MODELS)
 def test_state_that_was_moved_is_the_state_that_is_trained(make: Callable[[], nn.Sequential]) -> None:
     """A peer that maps the arena reads the trained weights under the names of the user's own state dict."""

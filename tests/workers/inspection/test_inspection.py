@@ -671,6 +671,27 @@ def unsaved_of(**changes: Any) -> str | None:
     return told
 
 
+@pytest.mark.parametrize(
+    ("draw", "draws"),
+    [
+        (None, False),
+        (lambda: torch.randn(3), True),
+        (random.random, True),
+        (np.random.rand, True),
+        (lambda: torch.randn(3, generator=torch.Generator().manual_seed(1)), False),
+    ],
+)
+def test_an_optimizer_that_draws_is_told_apart(draw: Any, draws: bool) -> None:
+    class Noisy(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            if draw is not None:
+                draw()
+            return super().step(closure)
+
+    told = inspect(workload_of(nn.Linear(3, 2), optimizer=lambda given: Noisy(given, lr=0.1)), spec_of())
+    assert told["optimizer_draws"] is draws
+
+
 @pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adafactor, torch.optim.NAdam])
 def test_torchs_optimizers_can_be_put_back(cls: Any) -> None:
     assert unsaved_of(optimizer=lambda given: cls(given, lr=0.1)) is None

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -58,7 +60,43 @@ class Averaged(torch.optim.Optimizer):
                 parameter.copy_(slow.lerp_(parameter, 0.5))
 
 
+class Plain(torch.optim.Optimizer):
+    """What others do with one parameter in a step; `keep` and `by_place` stand beside the state."""
+
+    def __init__(self, given: Any, how: str) -> None:
+        super().__init__(given, {"lr": 0.1})
+        self.how = how
+        if how == "keeps tensors by place":
+            self.slow = [[each.detach().clone() for each in group["params"]] for group in self.param_groups]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for number, group in enumerate(self.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                if parameter.grad is not None:
+                    self.move(parameter, parameter.grad, (number, place))
+
+    def move(self, parameter: nn.Parameter, gradient: Tensor, where: tuple[int, int]) -> None:
+        match self.how:
+            case "assigns .data":
+                parameter.data = parameter.data - 0.1 * gradient
+            case "keeps gradients":
+                before = self.state[parameter].get("before", torch.zeros_like(parameter))
+                self.state[parameter]["before"] = gradient
+                parameter.sub_(2 * gradient - before, alpha=0.1)
+            case "changes gradients":
+                parameter.sub_(gradient.add_(parameter, alpha=0.5), alpha=0.1)
+            case "assigns .data of gradients":
+                gradient.data = gradient.data - gradient.data.mean()
+                parameter.sub_(gradient, alpha=0.1)
+            case _:
+                slow = self.slow[where[0]][where[1]]
+                parameter.copy_(slow.lerp_(parameter - 0.1 * gradient, 0.5))
+
+
+HOWS = ("assigns .data", "keeps gradients", "changes gradients", "assigns .data of gradients", "keeps tensors by place")
 OWN: dict[str, Factory] = {
+    **{how: partial(Plain, how=how) for how in HOWS},
     "an optimizer of the user": lambda given: TrustRatio(given, name="mine", lr=0.1),
     "one around another": Averaged,
     "a subclass of AdamW": lambda given: type("Own", (torch.optim.AdamW,), {})(given, lr=0.1),
@@ -112,6 +150,35 @@ def test_an_optimizer_that_is_not_elementwise_sees_whole_parameters_in_their_sha
         optimizer.step()
         ours.read_hyperparameters()  # nothing has changed: the counts of steps in the groups stay
         assert all(torch.equal(view, parameter.detach()) for view, parameter in zip(values, real, strict=True))
+
+
+def test_what_is_kept_by_place_is_found_there_in_each_bucket() -> None:
+    """Two groups, whose parameters lie in two buckets each. The twin's groups had its own parameters alone, and found
+    what was kept of the first ones."""
+    real, given = some_parameters(), some_parameters()
+
+    def build(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        groups = [{"params": [*parameters[:2]]}, {"params": [*parameters[2:]]}]
+        return Plain(groups, how="keeps tensors by place")
+
+    optimizer, template = build(real), build(given)
+    halves = [(0, 3), (1, 2, 4)]
+    shards, views = {}, dict[int, tuple[Tensor, Tensor]]()
+    for bucket, numbers in enumerate(halves):
+        shard, values, gradients = shard_of([given[number] for number in numbers])
+        segments = [replace(each, parameter=numbers[each.parameter]) for each in shard.segments]
+        segments = [replace(each, group=int(each.parameter >= 2)) for each in segments]
+        shards[bucket] = replace(shard, segments=tuple(segments))
+        views |= dict(zip(numbers, zip(values, gradients, strict=True), strict=True))
+    ours = ShardedOptimizer(template, shards, parameters=given, speculative=False)
+    for step in range(3):
+        for number, (_, gradient) in views.items():
+            gradient.normal_(generator=torch.Generator().manual_seed(10 * step + number))
+            real[number].grad = torch.empty_like(real[number]).copy_(gradient)
+        optimizer.step()
+        for bucket in shards:
+            ours.step(bucket)
+        assert all(torch.equal(views[number][0], parameter.detach()) for number, parameter in enumerate(real))
 
 
 def test_a_parameter_without_a_gradient_is_left_alone_by_an_optimizer_of_the_user() -> None:

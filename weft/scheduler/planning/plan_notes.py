@@ -57,9 +57,15 @@ def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | No
             f"state: a step changes {_listed(inspection.lost_attributes)}, which no snapshot or checkpoint has, so it "
             "begins anew after a lost worker or a resume; keep numbers, text or tensors there, or in buffers"
         )
+    replicas = spec.strategy.replica_list
+    if inspection.optimizer_draws and (len(replicas) > 1 or replicas[0].device != "cpu" or replicas[0].stages != 1):
+        yield (
+            "optimizer: its step draws random numbers, by the step and the first parameter of those that are updated "
+            "together; one stage of one replica draws what the plain loop does, others draw other numbers"
+        )
     if inspection.batch_modules:
         yield from _batch_note(spec, inspection)
-    if len(spec.strategy.replica_list) > 1:
+    if len(replicas) > 1:
         yield from _state_note(inspection)
         if inspection.keeps_elsewhere:
             yield f"state: {_ELSEWHERE}, and each replica has it for itself; only one computes what the plain loop does"

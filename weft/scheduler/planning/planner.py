@@ -214,8 +214,9 @@ def _untimed(
         share=strategy.share if len(placement.replicas) > 1 else "fixed",
         skipped_calls=inspection.skipped_calls,
         compiled_calls=inspection.compiled_calls,
-        draws=inspection.draws,
+        draws=inspection.draws or inspection.optimizer_draws,  # each by its key, wherever one does
         seeds_others=inspection.seeds_others,
+        optimizer_draws=inspection.optimizer_draws,
         notes=tuple(plan_notes(spec, inspection, why_no_snapshots)),
         recovers=strategy.recovery != "off",
         copies_each=strategy.recovery == "iteration" and why_no_snapshots is None,

@@ -157,6 +157,7 @@ class _Facts(TypedDict):
     compiled_calls: NotRequired[str]
     draws: NotRequired[bool]
     seeds_others: NotRequired[bool]
+    optimizer_draws: NotRequired[bool]
     varying_shapes: NotRequired[list[_Dimensions]]
     num_train: _Whole
     num_validation: _Whole

@@ -12,12 +12,36 @@ from weft.workers.compute.model_part import ModelPart
 from weft.workers.devices.device import Memory
 
 
-def move_state(state: Sequence[tuple[str, torch.Tensor]], arena: Arena) -> None:
+class Homes:
+    """Of parameters, in memory that others know them by. A forward, a step or an optimizer that assigns `.data` takes a
+    parameter elsewhere; its values come home before anybody else looks."""
+
+    def __init__(self, homes: Sequence[tuple[str, torch.Tensor, torch.Tensor]] = ()) -> None:
+        """homes: (name, parameter, where it belongs)"""
+        self._homes = [(name, parameter, home, home.data_ptr()) for name, parameter, home in homes]
+
+    @torch.no_grad()
+    def bring_back(self) -> None:
+        """Raises WorkloadError where one has come to another shape or dtype."""
+        for name, parameter, home, pointer in self._homes:
+            if parameter.data_ptr() != pointer:
+                check_fits(
+                    parameter.data,
+                    home,
+                    what=f"the parameter {name!r} of Workload.model has become",
+                    remedy="give it in __init__ the shape and dtype that it will have",
+                )
+                home.copy_(parameter.data)
+                parameter.data = home
+
+
+def move_state(state: Sequence[tuple[str, torch.Tensor]], arena: Arena) -> Homes:
     """Puts every tensor into the place of its name, so that the module works on the place from now on."""
-    for tensor, name in {id(tensor): (tensor, name) for name, tensor in state}.values():
-        place = arena[name]
+    moved = [(name, tensor, arena[name]) for name, tensor in {id(each): (name, each) for name, each in state}.values()]
+    for _, tensor, place in moved:
         place.copy_(tensor.data)
         tensor.data = place
+    return Homes(moved)
 
 
 def keep_state(part: ModelPart, names: Collection[str], arena: Arena, device: Memory) -> Callable[[], None]:

@@ -283,6 +283,7 @@ def _inspected(
         "compiled_calls": compiled_calls,
         "draws": ran.draws,
         "seeds_others": ran.seeds_others,
+        "optimizer_draws": update is not None and update.draws,
         "varying_shapes": [list(shape) for shape in ran.varying_shapes],
         **_data_facts(batches),
         "load_seconds": ran.load_seconds * (len(sizes) * max(sizes) / sum(sizes) if is_one_of_many else 1.0),

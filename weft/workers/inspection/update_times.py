@@ -22,6 +22,7 @@ from weft.workers.inspection.times import TIMED_RUNS, OtherMemory, repeated
 from weft.workers.snapshots.plain import why_not_plain
 from weft.workers.updates.optimizer_state import options
 from weft.workload.optimizer import make_optimizer
+from weft.workload.randomness import generator_states
 from weft.workload.workload import Workload
 
 SAMPLE_BYTES = 256 << 20  # of parameters: far beyond any cache, and tens of milliseconds a step
@@ -98,6 +99,7 @@ class UpdateTimes:
     optimizer: torch.optim.Optimizer  # has stepped, on the sample
     moves: bool  # whatever a step changes beside the parameters stands in `optimizer.state`
     hides: bool  # it changes what stands neither there nor among the options of its groups
+    draws: bool  # from torch's generators, Python's or numpy's
 
     @property
     def stepped(self) -> torch.optim.Optimizer | None:
@@ -143,8 +145,10 @@ def _on_device(workload: Workload, sample: GradientSample, device: Device) -> Up
 
 def _measured(optimizer: torch.optim.Optimizer, sample: GradientSample, device: Device) -> UpdateTimes:
     scale = sample.whole_per_part()
+    generators = generator_states()
     with within(f"{step_place(optimizer)}, tried before training"):
         optimizer.step()  # makes the optimizer's state
+    draws = generator_states() != generators
     before = optimizer_memory(optimizer)
     other = OtherMemory(device)
 
@@ -154,7 +158,7 @@ def _measured(optimizer: torch.optim.Optimizer, sample: GradientSample, device: 
 
     seconds = min(repeated(once, TIMED_RUNS))
     after = optimizer_memory(optimizer)
-    return UpdateTimes(seconds * scale, optimizer, moves=after == before, hides=after[-1] != before[-1])
+    return UpdateTimes(seconds * scale, optimizer, moves=after == before, hides=after[-1] != before[-1], draws=draws)
 
 
 def unsaved(optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None, update: UpdateTimes | None) -> str | None:

@@ -7,7 +7,7 @@ lie in the shared memory of all, stages have arenas for the rest of their state 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,13 +42,13 @@ from weft.workers.compute.stage import Stage, computing_in
 from weft.workers.compute.stage_parcels import StageParcels
 from weft.workers.compute.stage_tasks import StageTasks
 from weft.workers.compute.unit_stage import UnitStage
-from weft.workers.compute.unit_state import copy_buffer, keep_state, move_state
+from weft.workers.compute.unit_state import Homes, copy_buffer, keep_state, move_state
 from weft.workers.compute.weights import Weights
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.devices.host import HostDevice
 from weft.workers.lanes.loaded import Loaded
 from weft.workers.lanes.shown import Shown
-from weft.workers.memory.bucket_memory import BucketMemory, shaped_like
+from weft.workers.memory.bucket_memory import BucketMemory
 from weft.workers.memory.layer_window import LayerWindow
 from weft.workers.memory.parcels import ParcelRing
 from weft.workers.memory.replica_memory import ReplicaMemory
@@ -57,6 +57,7 @@ from weft.workers.snapshots.held import Held
 from weft.workers.snapshots.saved import Saved
 from weft.workers.updates.bucket_updates import BucketUpdates
 from weft.workers.updates.digests import Digests
+from weft.workers.updates.draws import drawing_of
 from weft.workers.updates.moving_state import Moves
 from weft.workers.updates.stage_update import StageUpdate
 from weft.workload.compiling.ahead import compile_ahead
@@ -119,7 +120,7 @@ class ModelParts:
             self._in_buckets = {id(self._parameters[place.parameter]) for place in places}
         held = self._add_stages(again)
         if self._memory is not None:
-            self._share_the_rest(held)
+            self._memory.share(self._parameters, apart=held)
             self.updates = self._updates_of(self._memory, moves)
         for cut in self._cuts:
             cut.install()
@@ -164,12 +165,12 @@ class ModelParts:
         part.adopt(self._device)
         for module in functions_with_state(own.workload):
             self._device.adopt(module)
-        own_gradients = OwnGradients(part.parameters())
-        gradients = own_gradients if self._memory is None else self._place_in_buckets(holder, parameters)
+        in_buckets = self._memory is not None
+        gradients = self._place_in_buckets(holder, parameters) if in_buckets else OwnGradients(part.parameters())
         state = self._state_beside_buckets(part)
         arena = self._state_arena(holder, state)
-        if not isinstance(self._device, Accelerator):
-            move_state([(name, tensor) for name, tensor in state if isinstance(tensor, nn.Parameter)], arena)
+        movable = [] if isinstance(self._device, Accelerator) else state
+        homes = move_state([each for each in movable if isinstance(each[1], nn.Parameter)], arena)
         publish = keep_state(part, dict(state), arena, self._device)
         is_last = holder.stage == self._view.replicas[holder.replica].num_stages - 1
         parcels = StageParcels([pair for pair in self._parcels if pair[0].replica == holder[0]], holder[1], parameters)
@@ -185,29 +186,38 @@ class ModelParts:
             read_batch=self._loaded.reader(holder),
             gradients=gradients,
             before_evaluation=self._buffers_of_first(holder, part),
-            publish=functools.partial(self._publish, holder.stage, publish) if holder[0] == 0 else None,
+            publish=functools.partial(self._publish, holder.stage, homes, publish) if holder[0] == 0 else None,
             device=self._device,
             skips_nonfinite=self._spec.strategy.skip_nonfinite,
             samples_of=functools.partial(sample_numbers, self._train, self._spec.job.seed),
             parts=parts,
         )
+        names = dict(zip(map(id, parameters), self._names, strict=True))
         if self._memory is None and not self._course.itinerary.forward_only:
-            names = dict(zip(map(id, parameters), self._names, strict=True))
-            digests = Digests() if self._spec.strategy.verify == "digest" else None
-            update = StageUpdate(
-                own.workload, part.parameters(), names, reports=is_last, value=self._course.measured, digests=digests
-            )
-            if self._saved is not None:
-                update.restore(self._saved)
-            self.own_updates[holder[1]] = update
+            self.own_updates[holder[1]] = self._own_update(own, names, homes, reports=is_last)
         if holder.replica == 0:
             own_update = self.own_updates.get(holder.stage)
             trained = self._in_buckets if own_update is None else own_update.trained()
-            first_names = dict(zip(map(id, parameters), self._names, strict=True))
-            self._shown[holder.stage] = Shown(part, first_names, trained)
+            self._shown[holder.stage] = Shown(part, names, trained)
 
-    def _publish(self, stage: int, publish: Callable[[], None]) -> None:
+    def _own_update(self, own: OwnPart, names: Mapping[int, str], homes: Homes, *, reports: bool) -> StageUpdate:
+        update = StageUpdate(
+            own.workload,
+            own.part.parameters(),
+            names,
+            reports=reports,
+            homes=homes,
+            drawing=drawing_of(self._view, self._device, self._spec.job.seed),
+            value=self._course.measured,
+            digests=Digests() if self._spec.strategy.verify == "digest" else None,
+        )
+        if self._saved is not None:
+            update.restore(self._saved)
+        return update
+
+    def _publish(self, stage: int, homes: Homes, publish: Callable[[], None]) -> None:
         self._shown[stage].check()
+        homes.bring_back()
         publish()
 
     def _stage(self, plan: StagePlan, own: OwnPart, parcels: StageParcels, parts: ForwardParts) -> Stage:
@@ -237,16 +247,6 @@ class ModelParts:
         self._cuts.append(cut)
         differentiable = [number in parcels.returned for number in range(len(parcels.received))]
         return CutStage(own.workload, part.model, cut, differentiable=differentiable, draws=self._view.draws, **how)
-
-    def _share_the_rest(self, placed: set[int]) -> None:
-        """What no stage of this worker has is kept as long as the optimizer that the user built on it: in the shared
-        memory, which has it anyway, and not in a copy of the model for each worker."""
-        assert self._memory is not None
-        for bucket in self._memory.buckets:
-            for place in bucket.places:
-                parameter = self._parameters[place.parameter]
-                if id(parameter) not in placed:
-                    parameter.data = shaped_like(parameter, self._memory.parameters(bucket), place.offset)
 
     def _restore(self, holder: Holder, saved: Saved) -> None:
         """Where it is: before anything of it has moved, or behind that."""

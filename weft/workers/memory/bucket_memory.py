@@ -12,7 +12,7 @@ A device keeps its own parameters and gradients beside these. Step numbers count
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import accumulate
 
 import torch
@@ -80,6 +80,15 @@ class BucketMemory:
     def parameters(self, bucket: Bucket) -> torch.Tensor:
         """Flat, shared."""
         return _flat(self._parameters, bucket.offset, bucket)
+
+    def share(self, parameters: Sequence[nn.Parameter], *, apart: Container[int]) -> None:
+        """What no stage of a worker has is kept as long as the optimizer that the user built on it: here, where it is
+        anyway, and not in a copy of the model for each worker. apart: ids of what its stages have."""
+        for bucket in self.buckets:
+            for place in bucket.places:
+                parameter = parameters[place.parameter]
+                if id(parameter) not in apart:
+                    parameter.data = shaped_like(parameter, self.parameters(bucket), place.offset)
 
     def version(self, bucket: Bucket, version: int) -> torch.Tensor:
         """The bucket's parameters after `version` updates; flat, shared."""

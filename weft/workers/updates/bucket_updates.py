@@ -28,12 +28,14 @@ from weft.workers.memory.replica_memory import ReplicaMemory
 from weft.workers.snapshots.held import Held
 from weft.workers.snapshots.saved import Saved
 from weft.workers.updates.digests import Digests
+from weft.workers.updates.draws import drawing_of
 from weft.workers.updates.moving_state import Moves
 from weft.workers.updates.norm import DeviceNorm, Norm
+from weft.workers.updates.optimizer_state import is_elementwise
 from weft.workers.updates.owner import Owner, missing_parameters
 from weft.workers.updates.updates import Updates, group_of, make_shard
-from weft.workload.optimizer import can_skip_on_device, make_optimizer
-from weft.workload.workload import Workload
+from weft.workload.optimizer import can_skip_on_device, make_optimizer, tensors_by_place
+from weft.workload.workload import Workload, WorkloadError
 
 
 class BucketUpdates:
@@ -54,6 +56,7 @@ class BucketUpdates:
     ) -> None:
         assert view.synchronisation is not None
         self._strategy, self._view, self._sync = spec.strategy, view, view.synchronisation
+        self._drawing = drawing_of(view, device, spec.job.seed)
         self._memory, self._moves, self._course, self._device = memory, moves, course, device
         self._memories, self._names = memories, names
         self._launches = isinstance(device, Accelerator)
@@ -147,6 +150,7 @@ class BucketUpdates:
         knows_norm = not self._launches or self._sync.devices_speculate
         template = make_optimizer(workload.optimizer, parameters)
         assert template is not None
+        self._check_values(template, parameters, buckets)
         groups = group_of(template, parameters)
         shards = {
             b.index: make_shard(b, bounds[b.index], *self._elements(b, own.get(b.index)), groups) for b in buckets
@@ -177,12 +181,27 @@ class BucketUpdates:
             done=done,
             takes=moves.device_takes if own else moves.host_takes,
             value=course.measured,
+            drawing=self._drawing,
             device=self._device,
             reports=self._view.position == self._view.reporter,
             digests=Digests(self._names) if self._strategy.verify == "digest" else None,
             last=last,
         )
         return updates
+
+    def _check_values(
+        self, template: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], buckets: Sequence[Bucket]
+    ) -> None:
+        """An optimizer that is built here has to find values where it keeps some by place. Errors: WorkloadError."""
+        there = {number for memory in self._memories.values() for number in memory.held_parameters()}
+        lacking = [place.parameter for bucket in buckets for place in bucket.places if place.parameter not in there]
+        if lacking and not is_elementwise(template) and (attribute := tensors_by_place(template)) is not None:
+            raise WorkloadError(
+                f"Workload.optimizer: {type(template).__name__} keeps tensors in {attribute!r}, and the worker that "
+                f"updates {self._names[lacking[0]]!r} has no values of it when it builds those; make them in its first "
+                "step, in optimizer.state[parameter], or take a strategy that updates parameters where they are "
+                "computed with (stages, ddp)"
+            )
 
     def _elements(self, bucket: Bucket, own: ReplicaMemory | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Parameters and gradient: a device's own, or the shared ones."""

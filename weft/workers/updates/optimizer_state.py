@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.workers.snapshots.saved import Saved, shaped
+from weft.workload.optimizer import tensors_by_place
 
 # Exact types: a subclass may do anything. Here each element is updated by its own gradient and state alone.
 _ELEMENTWISE = frozenset(
@@ -80,7 +81,13 @@ class ShardPart:
         if like is not None:
             strides = _dense_strides(like)
             values, self.gradient = (flat.as_strided(like.shape, strides) for flat in (values, self.gradient))
-        self.parameter = nn.Parameter(values)
+        self.parameter, self._values = nn.Parameter(values), values
+
+    def come_home(self) -> None:
+        """Behind a step: one that has assigned `.data` has left its values elsewhere."""
+        if self.parameter.data_ptr() != self._values.data_ptr():
+            self._values.copy_(self.parameter.data)
+            self.parameter.data = self._values
 
 
 def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
@@ -232,11 +239,13 @@ def whole_twin(
     """A deep copy of any optimizer in which our parts stand wherever it has the parameters themselves.
 
     So an optimizer that keeps lists of parameters, or another optimizer, beside its groups is copied rightly too. Its
-    constructor is not called: nobody knows its arguments.
+    constructor is not called: nobody knows its arguments. Where it keeps tensors by place, all parameters keep theirs:
+    those that are no parts, which have no gradient, without values.
     """
     ours = {id(parameters[part.segments[0].parameter]): part.parameter for part in parts}
+    by_place = tensors_by_place(template) is not None
     memo: dict[int, Any] = {
-        id(parameter): ours.get(id(parameter), parameter)
+        id(parameter): ours.get(id(parameter), _without_values(parameter) if by_place else parameter)
         for group in template.param_groups
         for parameter in group["params"]
     }
@@ -248,10 +257,15 @@ def whole_twin(
         if id(parameter) in ours:
             state[ours[id(parameter)]] = copy.deepcopy(entry, memo)
     held = {id(part.parameter) for part in parts}
-    for group in twin.param_groups:
+    for group in [] if by_place else twin.param_groups:
         group["params"][:] = [parameter for parameter in group["params"] if id(parameter) in held]
-    twin.param_groups[:] = [group for group in twin.param_groups if group["params"]]
+    if not by_place:
+        twin.param_groups[:] = [group for group in twin.param_groups if group["params"]]
     return twin
+
+
+def _without_values(parameter: Tensor) -> nn.Parameter:
+    return nn.Parameter(parameter.data.to("meta"), requires_grad=parameter.requires_grad)
 
 
 def options(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -259,13 +273,19 @@ def options(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name not in ("params", "param_names")}
 
 
-def group_indices(parts: Iterable[ShardPart]) -> list[int]:
-    """The template's groups that have a part here, in the order of the twin's groups."""
+def group_indices(template: torch.optim.Optimizer, parts: Iterable[ShardPart]) -> list[int]:
+    """The template's groups that the twin has, in their order: those that have a part here, or all, see whole_twin."""
+    if not is_elementwise(template) and tensors_by_place(template) is not None:
+        return list(range(len(template.param_groups)))
+    return _indices(parts)
+
+
+def _indices(parts: Iterable[ShardPart]) -> list[int]:
     return sorted({part.group for part in parts})
 
 
 def _members(parts: Sequence[ShardPart]) -> list[tuple[int, list[nn.Parameter]]]:
-    return [(index, [part.parameter for part in parts if part.group == index]) for index in group_indices(parts)]
+    return [(index, [part.parameter for part in parts if part.group == index]) for index in _indices(parts)]
 
 
 def _attributes(template: torch.optim.Optimizer) -> dict[str, Any]:

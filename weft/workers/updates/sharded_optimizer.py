@@ -47,6 +47,7 @@ from weft.workers.updates.optimizer_state import (
     whole_twin,
 )
 from weft.workers.updates.tiled_adam import TiledAdam, can_tile, sum_of_squares
+from weft.workload.optimizer import has_hooks
 
 __all__ = ["Segment", "Shard", "ShardedOptimizer", "is_elementwise"]
 
@@ -171,7 +172,7 @@ class _Bucket:
         self._is_flat = flat = is_elementwise(template)
         self._shard = shard
         self._parts = flat_parts(shard) if flat else whole_parts(shard, parameters)
-        self._groups = group_indices(self._parts)
+        self._groups = group_indices(template, self._parts)
         self._twin = (flat_twin if flat else whole_twin)(template, self._parts, parameters)
         self.update = TiledAdam(self._twin) if can_tile(self._twin) else _StepUpdate(self._twin, parameters)
         self.backup = torch.zeros_like(shard.values) if speculative else None  # zeros: touched here, by its owner
@@ -288,6 +289,7 @@ class _StepUpdate:
     def __init__(self, optimizer: torch.optim.Optimizer, strangers: Sequence[Tensor]) -> None:
         """strangers: parameters that the optimizer may refer to and does not update, the user's own."""
         self._optimizer = optimizer
+        self._is_torchs = is_elementwise(optimizer) and not has_hooks(optimizer)
         self._strangers = strangers
         self._values: list[tuple[Tensor, Tensor]] = []
         self._attributes: dict[str, Any] = {}
@@ -325,12 +327,14 @@ class _StepUpdate:
         if not parts:
             return
         for part in parts:
-            part.parameter.grad = _scaled(part.gradient, scale)
+            gradient = _scaled(part.gradient, scale)  # the user's may keep it, or change it
+            part.parameter.grad = gradient.clone() if gradient is part.gradient and not self._is_torchs else gradient
         # with gradients, as in a training loop: each optimizer turns it off itself
         with torch.enable_grad(), within(step_place(self._optimizer)):
             self._optimizer.step()
         for part in parts:
             part.parameter.grad = None
+            part.come_home()
 
     def _copied_attributes(self) -> dict[str, Any]:
         """All that a step may change: state, counters in the groups, another optimizer inside this one."""

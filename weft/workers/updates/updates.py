@@ -30,6 +30,7 @@ from weft.workers.devices.device import Accelerator, Device
 from weft.workers.snapshots.held import Held
 from weft.workers.snapshots.saved import Saved
 from weft.workers.updates.digests import Digests
+from weft.workers.updates.draws import Drawing, draws_nothing
 from weft.workers.updates.norm import Bound, DeviceNorm, Norm
 from weft.workers.updates.optimizer_state import State, how_it_updates, options, restored_options
 from weft.workers.updates.sharded_optimizer import Segment, Shard, ShardedOptimizer
@@ -47,10 +48,10 @@ Value = Callable[[Iteration], float | None]
 class Updates:
     """shards: by bucket. norm: None where nothing bounds updates. speculative: the step ends with VALIDATE. chooses:
     whether the host knows the norm by then; unset it does where it has the shards. begin: called before a bucket's
-    update, done once it stands. takes: whether a bucket is updated here in an iteration.
-    value: what the scheduler is to be stepped with before it. device: what has the shards. reports: this one tells the
-    learning rate and the norm of each step. digests: where what an update leaves is compared with what the next one
-    finds. last: the bucket that is updated last; unset, that of `buckets`."""
+    update, done once it stands. takes: whether a bucket is updated here in an iteration. value: what the scheduler is
+    to be stepped with before it. drawing: around the step of a bucket. device: what has the shards. reports: this one
+    tells the learning rate and the norm of each step. digests: where what an update leaves is compared with what the
+    next one finds. last: the bucket that is updated last; unset, that of `buckets`."""
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class Updates:
         begin: Done = lambda bucket, iteration: None,
         takes: Takes = lambda bucket, iteration: True,
         value: Value = lambda iteration: None,
+        drawing: Drawing = draws_nothing,
         device: Device,
         reports: bool,
         digests: Digests | None = None,
@@ -91,6 +93,8 @@ class Updates:
         self._done = done
         self._takes = takes
         self._value = value
+        self._drawing = drawing
+        self._first = {index: shard.segments[0].parameter for index, shard in shards.items() if shard.segments}
         self._begun = -1  # the iteration of the newest step
         self._reports = reports
         self._digests = digests
@@ -104,7 +108,8 @@ class Updates:
         if self._speculative:
             if takes and self._stood:
                 self._check(bucket)
-                self._optimizer.speculate(bucket.index, touched=self._touched(bucket, iteration), squares=False)
+                with self._drawing(iteration.step, self._first.get(bucket.index, 0)):
+                    self._optimizer.speculate(bucket.index, touched=self._touched(bucket, iteration), squares=False)
                 self._speculated.add(bucket.index)
             return
         bound = Bound() if self._norm is None else self._norm.bound(iteration)
@@ -219,7 +224,8 @@ class Updates:
     def _step(self, bucket: Bucket, iteration: Iteration, bound: Bound) -> None:
         if not bound.skips:
             touched = self._touched(bucket, iteration)
-            self._optimizer.step(bucket.index, touched=touched, scale=bound.scale, found_inf=bound.found_inf)
+            with self._drawing(iteration.step, self._first.get(bucket.index, 0)):
+                self._optimizer.step(bucket.index, touched=touched, scale=bound.scale, found_inf=bound.found_inf)
 
     def _touched(self, bucket: Bucket, iteration: Iteration) -> Callable[[int], bool] | None:
         missing = self._missing(bucket, iteration)
