@@ -175,3 +175,17 @@ def test_directories_may_be_written_from_where_it_is_started() -> None:
         result = daemon.run(daemon.spec(WORKLOAD, steps=1))
         assert result["state"] == "completed", daemon.log_of(result["job"])
         assert Path(result["model"]).parent.parent == daemon.home / "runs"
+
+
+class OfClosedStreams(RealDaemon):  # type: ignore[misc]  # a class that runpy has loaded
+    def command(self, **changes: object) -> list[str]:
+        return ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *super().command(**changes)]
+
+
+@pytest.mark.days(3)
+@pytest.mark.slow(seconds=5)
+def test_a_daemon_serves_though_it_was_started_without_standard_streams() -> None:
+    """Its sockets had their numbers, and libuv aborted it when one of those closed."""
+    with OfClosedStreams(workers=1).serving() as daemon:
+        for _ in range(4):
+            assert daemon.client.jobs() == []

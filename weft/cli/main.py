@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import sys
 
+from weft.cli.streams import prepare_streams
+
 INTERRUPTED = 130  # as `weft.cli.exits` has it, which is not imported yet
 
 
 def main() -> None:
     """Runs the command that is in sys.argv. Ctrl-C before a verb can answer it, while modules are imported, ends it."""
+    prepare_streams()
     try:
         _run()
     except KeyboardInterrupt:

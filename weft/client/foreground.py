@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+from collections.abc import Iterator
+from typing import TextIO
 
 from weft.client.client import Client, DaemonUnreachable, RequestRefused
 from weft.spec.job_spec import JobSpec
@@ -21,7 +24,8 @@ def run_in_foreground(client: Client, spec: JobSpec, job: str | None = None) -> 
 
     job = client.submit(spec, job=job)["job"]
     try:
-        result = follow(client.follow(job), log=sys.stderr)
+        with _stderr() as stderr:
+            result = follow(client.follow(job), log=stderr, progress=stderr)
     except DaemonUnreachable:
         raise
     except (KeyboardInterrupt, OSError):  # OSError: nobody reads what is shown any more
@@ -36,5 +40,15 @@ def _cancel(client: Client, job: str) -> None:
         ended = client.wait(job, CANCEL_SECONDS)
     except RequestRefused:
         return  # it has just ended, or does not end in time
-    with contextlib.suppress(OSError):  # who reads stderr may be why it was cancelled
-        print(f"weft: {job} {ended['state']}; its files stay in {ended['run_dir']}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError), _stderr() as stderr:  # who reads stderr may be why it was cancelled
+        print(f"weft: {job} {ended['state']}; its files stay in {ended['run_dir']}", file=stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _stderr() -> Iterator[TextIO]:
+    """Nowhere, in a process that was started without one."""
+    if sys.stderr is not None:
+        yield sys.stderr
+        return
+    with open(os.devnull, "w") as nowhere:
+        yield nowhere

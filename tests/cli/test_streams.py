@@ -1,0 +1,77 @@
+"""Standard streams that whoever starts the command has closed."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.client.client import Client
+from weft.client.foreground import run_in_foreground
+from weft.spec.job_spec import JobSpec
+
+SECONDS = 180.0
+TESTS = Path(__file__).parents[1]
+ScriptedDaemon: Any = runpy.run_path(str(TESTS / "scripted_daemon.py"))["ScriptedDaemon"]
+RESULT = runpy.run_path(str(Path(__file__).parent / "screens" / "test_display.py"))["RESULT"]
+STATUS = {"pid": 6, "version": "0.1.0", "workers": [], "jobs": {"running": 2}, "metrics": None}
+FACTS = """
+import json, os, sys
+from weft.cli.streams import prepare_streams
+
+prepare_streams()
+print("nobody reads this", "nor this", file=sys.stderr)
+print("nor that", flush=True)
+nowhere = os.stat(os.devnull).st_rdev
+kept = open(sys.argv[1], "w")
+facts = [(os.fstat(each).st_rdev == nowhere, os.get_inheritable(each)) for each in range(3)]
+json.dump({"facts": facts, "read": sys.stdin.read(), "next": kept.fileno()}, kept)
+"""
+
+
+def closed(redirections: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = ["sh", "-c", f'exec "$@" {redirections}', "sh", sys.executable, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, **options)
+
+
+def test_streams_that_are_closed_lead_nowhere_and_programs_inherit_that(tmp_path: Path) -> None:
+    assert closed("<&- >&- 2>&-", "-c", FACTS, tmp_path / "facts").returncode == 0
+    told = json.loads((tmp_path / "facts").read_text())
+    assert told == {"facts": [[True, True]] * 3, "read": "", "next": 3}
+
+
+def test_one_that_is_open_stays_as_it_is(tmp_path: Path) -> None:
+    done = closed("<&- 2>&-", "-c", FACTS, tmp_path / "facts")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "nor that\n", "")
+    assert json.loads((tmp_path / "facts").read_text())["facts"][1] == [False, True]
+
+
+@pytest.mark.parametrize("redirections", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("verb", ["ps", "status", "top"])
+def test_a_verb_whose_streams_are_closed_does_what_it_does(tmp_path: Path, verb: str, redirections: str) -> None:
+    """It printed the traceback of an AttributeError, and ended with 1."""
+    environment = os.environ | {"WEFT_RUNTIME_DIR": str(tmp_path)}
+    answers = {"status": [[{"ok": STATUS}]], "ps": [[{"ok": {"jobs": []}}]]}
+    with ScriptedDaemon(tmp_path / "weft.sock", answers):
+        done = closed(redirections, "-m", "weft", verb, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_job_in_the_foreground_of_a_process_without_stderr_goes_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a service that a library's daemonize has made: the job had been submitted, and was not waited for."""
+    shown = {"ok": {"job": "digits-1", "lanes": {}}}
+    events = [{"event": {"log": "hello\n", "offset": 6}}, {"ok": {"result": RESULT}}]
+    answers = {"submit": [[{"ok": {"job": "digits-1", "created": True}}]], "follow": [events], "show": [[shown]]}
+    spec = JobSpec(job={"entry": "digits.py:workload", "steps": 3, "batch_size": 4})
+    monkeypatch.setattr(sys, "stderr", None)
+    with ScriptedDaemon(tmp_path / "weft.sock", answers):
+        result, _ = run_in_foreground(Client(tmp_path / "weft.sock"), spec)
+    assert result["state"] == "completed"

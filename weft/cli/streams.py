@@ -1,0 +1,28 @@
+"""The three standard streams, as every verb expects them: there.
+
+Whoever starts the command may have closed any of them (`weft daemon >&-`). The next thing that the process opened would
+have its descriptor: what libraries print there would go into a socket, and libuv aborts a process that closes one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))  # by descriptor
+
+
+def prepare_streams() -> None:
+    """Opens what is closed on nowhere. Before anything else is opened."""
+    for descriptor, (name, mode) in enumerate(_STREAMS):
+        _open_nowhere_if_closed(descriptor)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8", errors="replace", closefd=False))
+
+
+def _open_nowhere_if_closed(descriptor: int) -> None:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        os.open(os.devnull, os.O_RDWR)  # at the lowest number that is free, which is this one
+        os.set_inheritable(descriptor, True)  # as those that one is started with
