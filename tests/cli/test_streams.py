@@ -1,4 +1,4 @@
-"""Standard streams that whoever starts the command has closed."""
+"""Standard streams that whoever starts the command has closed, or that nobody reads."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from weft.client.client import Client
 from weft.client.foreground import run_in_foreground
 from weft.spec.job_spec import JobSpec
 
+pytestmark = pytest.mark.weighs(tests=7)
+
 SECONDS = 180.0
 TESTS = Path(__file__).parents[1]
 ScriptedDaemon: Any = runpy.run_path(str(TESTS / "scripted_daemon.py"))["ScriptedDaemon"]
 RESULT = runpy.run_path(str(Path(__file__).parent / "screens" / "test_display.py"))["RESULT"]
+SHOWN = runpy.run_path(str(Path(__file__).with_name("test_main.py")))["SHOWN"]
 STATUS = {"pid": 6, "version": "0.1.0", "workers": [], "jobs": {"running": 2}, "metrics": None}
 FACTS = """
 import json, os, sys
@@ -75,3 +78,32 @@ def test_a_job_in_the_foreground_of_a_process_without_stderr_goes_to_its_end(
     with ScriptedDaemon(tmp_path / "weft.sock", answers):
         result, _ = run_in_foreground(Client(tmp_path / "weft.sock"), spec)
     assert result["state"] == "completed"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status"],
+        ["ps", "--all"],
+        ["show", "digits-1"],
+        ["wait", "digits-1"],
+        ["top", "--once"],
+        ["--version"],
+        ["--help"],
+        ["ps", "--help"],
+    ],
+    ids=" ".join,
+)
+def test_a_page_that_nobody_reads_ends_the_verb_with_141(tmp_path: Path, arguments: list[str]) -> None:
+    """rich and typer ended the process with 1, which of `weft wait` said that the job had failed."""
+    answers = {"status": [[{"ok": STATUS}]], "ps": [[{"ok": {"jobs": []}}]], "show": [[{"ok": SHOWN}]]}
+    answers["wait"] = [[{"ok": {"result": RESULT}}]]
+    environment = os.environ | {"WEFT_RUNTIME_DIR": str(tmp_path)}
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "weft", *arguments]
+    with ScriptedDaemon(tmp_path / "weft.sock", answers), open(writing, "wb") as nobody:
+        done = subprocess.run(
+            command, env=environment, stdout=nobody, stderr=subprocess.PIPE, timeout=SECONDS, check=False
+        )
+    assert (done.returncode, done.stderr) == (141, b"")

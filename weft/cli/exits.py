@@ -20,12 +20,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn, ParamSpec, TextIO
+from typing import NoReturn, ParamSpec, TextIO, TypeVar
 
 from weft.client.client import DaemonUnreachable, RequestRefused
 from weft.transport.wire.frames import ErrorCode, Message
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 FAILED = 1
 USAGE = 2
@@ -89,14 +90,14 @@ def leave(code: int, message: str = "") -> NoReturn:
     raise SystemExit(code)
 
 
-def guarded(verb: Callable[P, None]) -> Callable[P, None]:
+def guarded(verb: Callable[P, R]) -> Callable[P, R]:
     """The verb, with every error that is not ours turned into a sentence and an exit code."""
 
     @functools.wraps(verb)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             try:
-                verb(*args, **kwargs)
+                return verb(*args, **kwargs)
             finally:
                 sys.stdout.flush()  # here, where a reader that has gone is dealt with
         except DaemonUnreachable as error:

@@ -18,10 +18,16 @@ PIPE_WIDTH = 10_000  # columns; a table in a pipe is as wide as it needs to be, 
 _NONE = "-"
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Called while the stream's BrokenPipeError is handled. It passes, where rich would end the process with 1."""
+        raise
+
+
 def make_console(stream: TextIO) -> Console:
-    """A console on the stream: a terminal's features only on a terminal."""
+    """A console on the stream: a terminal's features only on a terminal. Errors: those of the stream."""
     terminal = stream.isatty()
-    return Console(
+    return _Console(
         file=stream,
         force_terminal=terminal,
         width=None if terminal else PIPE_WIDTH,

@@ -9,9 +9,10 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from weft.cli.exits import guarded, leave, of_result, sigterm_raises
 from weft.cli.screens.ledger_trouble import ledger_trouble
@@ -50,8 +51,20 @@ from weft.spec.presets import AUTO, PRESETS
 from weft.transport.wire.frames import Message
 from weft.version import __version__
 
+
+class _Verbs(TyperGroup):
+    """Help and version are printed while the line is read, before a verb is guarded."""
+
+    make_context = guarded(TyperGroup.make_context)
+
+    @guarded
+    def invoke(self, ctx: Any) -> Any:
+        return super().invoke(ctx)
+
+
 app = typer.Typer(
     name="weft",
+    cls=_Verbs,
     help="Trains deep networks on every core and GPU of this machine, and shows where the time went.",
     no_args_is_help=True,
     add_completion=False,  # a verb has it
