@@ -189,3 +189,24 @@ def test_a_daemon_serves_though_it_was_started_without_standard_streams() -> Non
     with OfClosedStreams(workers=1).serving() as daemon:
         for _ in range(4):
             assert daemon.client.jobs() == []
+
+
+class OfAGoneDirectory(RealDaemon):  # type: ignore[misc]  # a class that runpy has loaded
+    def command(self, **changes: object) -> list[str]:
+        gone = self.home / "gone"
+        return [
+            "sh",
+            "-c",
+            f'mkdir {gone} && cd {gone} && rmdir {gone} && exec "$@"',
+            "sh",
+            *super().command(**changes),
+        ]
+
+
+@pytest.mark.days(3)
+@pytest.mark.slow(seconds=8)
+def test_the_directory_where_it_was_started_may_be_removed() -> None:
+    """torch could not be loaded there: the daemon ended as soon as it served."""
+    with OfAGoneDirectory(workers=1).serving() as daemon:
+        result = daemon.run(daemon.spec(WORKLOAD, steps=1))
+        assert result["state"] == "completed", daemon.log_of(result["job"])

@@ -117,6 +117,15 @@ def test_what_is_left_out_has_a_default() -> None:
     assert spec.directory == str(Path.cwd())
 
 
+def test_one_of_a_directory_that_is_gone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(SpecError, match="the working directory is gone; change to one that is there"):
+        JobSpec(job={"entry": "a/b.py:f", "steps": 3, "batch_size": 1})
+
+
 def test_the_entry_is_relative_to_the_specs_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "digits.toml").write_text(FULL)

@@ -111,6 +111,7 @@ def guarded(verb: Callable[P, R]) -> Callable[P, R]:
             leave(BROKEN_PIPE)
         except OSError as error:
             _drop_unwritten()
+            _check_working_directory(error)
             leave(CANNOT_WRITE, _told(error))
         except _spec_error() as error:
             leave(USAGE, str(error))
@@ -136,6 +137,17 @@ def _spec_error() -> type[Exception]:
     from weft.spec.job_spec import SpecError
 
     return SpecError
+
+
+def _check_working_directory(error: OSError) -> None:
+    """Ends the verb where that is what the error is about, which names no file then."""
+    from weft.spec.source import working_directory
+
+    if isinstance(error, FileNotFoundError) and error.filename is None:
+        try:
+            working_directory()
+        except _spec_error() as gone:
+            leave(USAGE, str(gone))
 
 
 def _told(error: OSError) -> str:

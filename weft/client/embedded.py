@@ -147,10 +147,12 @@ class Daemon:
 
     def _runs_path(self) -> Path:
         from weft.spec.settings import load_settings
+        from weft.spec.source import working_directory
 
         flags = {option.removeprefix("--").replace("-", "_"): value for option, value in self._options.items()}
         settings = load_settings(flags, os.environ, None)  # what is wrong with one is told here, not by the daemon
-        return Path(self._runs_dir or settings.runs_dir or "runs").resolve()
+        path = Path(self._runs_dir or settings.runs_dir or "runs")
+        return (path if path.is_absolute() else Path(working_directory(), path)).resolve()
 
     def _wait_until_it_answers(self, client: Client) -> None:
         deadline = time.monotonic() + self._start_seconds

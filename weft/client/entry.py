@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
 
 from weft.spec.field_errors import SpecError
-from weft.spec.source import ENTRY_MODULE
+from weft.spec.source import ENTRY_MODULE, working_directory
 
 _NOTEBOOK_FILES = "ipykernel_"  # a directory of cells, which are there as files while one debugs
 _OWN_FILE = "put all of it in a file, for example with %%writefile train.py, and give the function imported from it"
@@ -41,7 +41,7 @@ def entry_of(function: object) -> Iterator[tuple[str, str]]:
     with tempfile.TemporaryDirectory(prefix="weft-", ignore_cleanup_errors=True) as place:
         written = Path(place, f"{plain.__name__}.py")
         written.write_text(source, encoding="utf-8")
-        yield str(Path.cwd()), f"{written}:{plain.__name__}"
+        yield working_directory(), f"{written}:{plain.__name__}"
 
 
 def check_not_inside_an_entry() -> None:

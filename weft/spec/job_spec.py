@@ -20,7 +20,7 @@ from weft.spec.field_errors import explain, shown, shown_key
 from weft.spec.schedule_text import read_grid_file
 from weft.spec.section import MAX_COUNT, Section
 from weft.spec.source import MAX_ARGS_DEPTH as MAX_ARGS_DEPTH
-from weft.spec.source import read_source
+from weft.spec.source import read_source, working_directory
 from weft.spec.strategy import TRAINED_AXES
 from weft.spec.strategy import Strategy as Strategy
 
@@ -231,7 +231,7 @@ class JobSpec(Section):
     by_default: bool | None = Field(
         default=None, description="of weft run: the spec has no [strategy], so preset = 'auto' is nobody's wish"
     )
-    directory: str = Field(default_factory=lambda: str(Path.cwd()), description="absolute; set by load")
+    directory: str = Field(default_factory=working_directory, description="absolute; set by load")
 
     @field_validator("directory")
     @classmethod

@@ -34,6 +34,14 @@ def read_source(source: str | Path) -> dict[str, Any]:
     return {"directory": directory, "job": {"entry": f"{name}:{function}"}}
 
 
+def working_directory() -> str:
+    """Where relative paths begin; torch cannot be loaded without one. Errors: SpecError where it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise SpecError("the working directory is gone; change to one that is there") from None
+
+
 def python_function(source: str | Path) -> tuple[str, str]:
     """The Python file that a source names, and the function of it; ("", "") of a TOML file."""
     file, _, function = str(source).rpartition(":")

@@ -7,6 +7,7 @@ daemon's socket meanwhile: a server whose daemon was killed went on for as long.
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 
@@ -16,6 +17,7 @@ from weft.machine.tether import tie_to
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to handle
     tie_to(int(sys.argv[2]))
+    os.chdir("/")  # as its children outside of jobs: torch cannot be loaded in a directory that is removed meanwhile
     gc.disable()  # until there are children: collecting what is imported takes a fifth of the time, and finds nothing
     from weft.workers.process.fork_server import serve
 

@@ -14,6 +14,7 @@ import typer
 
 from weft.cli.exits import guarded, leave
 from weft.cli.verbs.options import Arg, override_of_arg
+from weft.spec.source import working_directory
 from weft.transport.wire.frames import Message
 
 
@@ -90,6 +91,7 @@ def described(entry: str, directory: str, args: Mapping[str, Any]) -> Message:
     """What `weft.workload.description` tells. Ends the command with the sentence of a workload that cannot be had."""
     from weft.spec.job_spec import JobSpec
 
+    working_directory()  # before torch, which would end its process without one
     job = {"entry": entry, "args": args, "batch_size": 1, "steps": 1}
     spec = JobSpec.parse({"job": job, "directory": directory}, source="weft init")
     print(f"weft: calling {spec.entry_function} of {spec.entry_file}", file=sys.stderr, flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -13,6 +12,7 @@ from weft.cli.verbs.options import Json
 from weft.client.result import to_json
 from weft.spec.replica import MAX_MICROBATCHES, MAX_STAGES
 from weft.spec.schedule_text import DYNAMIC, GRID_FILE, GRID_SUFFIX, MEASURED, SCHEDULE_NAMES
+from weft.spec.source import working_directory
 
 if TYPE_CHECKING:
     from weft.plan.schedules.schedule import Schedule
@@ -90,7 +90,7 @@ def _made(name: str, stages: int | None, microbatches: int | None, stages_per_wo
             return schedule_of(known, stages or 4, microbatches or 8, stages_per_worker)
         except ScheduleError as error:
             raise SpecError(str(error)) from None
-    tables: dict[str, Any] = {"directory": str(Path.cwd()), "strategy": {"schedule": name}}
+    tables: dict[str, Any] = {"directory": working_directory(), "strategy": {"schedule": name}}
     read_grid_file(tables)
     text = Strategy(schedule=tables["strategy"]["schedule"]).schedule
     try:

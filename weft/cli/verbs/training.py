@@ -24,6 +24,7 @@ from weft.cli.verbs.options import (
 )
 from weft.client.client import Client
 from weft.client.result import result_json, to_json
+from weft.spec.source import working_directory
 from weft.transport.wire.frames import Message
 
 
@@ -52,6 +53,7 @@ def run(
     """
     job_spec = told.load(spec)
     if reference:
+        working_directory()  # before torch, which would end the process without one
         from weft.reference.run import run_reference
         from weft.spec.settings import load_settings
 
