@@ -30,7 +30,7 @@ from weft.cli.streams import prepare_streams
 
 prepare_streams()
 print("nobody reads this", "nor this", file=sys.stderr)
-print("nor that", flush=True)
+print("nor \\ud800 that", flush=True)
 nowhere = os.stat(os.devnull).st_rdev
 kept = open(sys.argv[1], "w")
 facts = [(os.fstat(each).st_rdev == nowhere, os.get_inheritable(each)) for each in range(3)]
@@ -51,7 +51,7 @@ def test_streams_that_are_closed_lead_nowhere_and_programs_inherit_that(tmp_path
 
 def test_one_that_is_open_stays_as_it_is(tmp_path: Path) -> None:
     done = closed("<&- 2>&-", "-c", FACTS, tmp_path / "facts")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "nor that\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "nor ? that\n", "")
     assert json.loads((tmp_path / "facts").read_text())["facts"][1] == [False, True]
 
 
@@ -64,6 +64,17 @@ def test_a_verb_whose_streams_are_closed_does_what_it_does(tmp_path: Path, verb:
     with ScriptedDaemon(tmp_path / "weft.sock", answers):
         done = closed(redirections, "-m", "weft", verb, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("variables", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}])
+def test_what_stdout_cannot_encode_is_a_question_mark(tmp_path: Path, variables: dict[str, str]) -> None:
+    """It ended `weft run` of a job that had completed with the traceback of a UnicodeEncodeError."""
+    environment = os.environ | {"WEFT_RUNTIME_DIR": str(tmp_path), "PYTHONUTF8": "0"} | variables
+    shown = SHOWN | {"why": "It waits for 2 × 3 workers."}
+    with ScriptedDaemon(tmp_path / "weft.sock", {"show": [[{"ok": shown}]]}):
+        done = closed("", "-m", "weft", "show", "digits-1", env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "It waits for 2 ? 3 workers." in done.stdout
 
 
 def test_a_job_in_the_foreground_of_a_process_without_stderr_goes_to_its_end(
