@@ -6,7 +6,7 @@ import os
 import runpy
 import signal
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -241,3 +241,11 @@ def plan_of() -> Callable[..., Plan]:
         return make_plan(make_spec(**settings), inspection or make_inspection(units), shared_bytes_free=PLENTY)
 
     return plan
+
+
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """What a test starts hears SIGHUP, though the tests were started with nohup; a test may handle it otherwise."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

@@ -167,7 +167,8 @@ def test_submit_follow_keeps_stdout_for_the_id(runtime: Path, spec: Path, daemon
     assert "digits-1 failed (user-error) after 12.0 s" in done.stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
+@pytest.mark.usefixtures("hangup")
 def test_an_interrupt_while_following_detaches_and_says_how_to_come_back(
     runtime: Path, spec: Path, daemon: Any, number: signal.Signals, code: int
 ) -> None:

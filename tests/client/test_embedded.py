@@ -239,7 +239,8 @@ def test_run_tells_people_where_the_time_went(line: Path) -> None:
 
 @pytest.mark.days(2)
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
+@pytest.mark.usefixtures("hangup")
 def test_an_interrupt_of_run_cancels_the_job_and_leaves_nothing_behind(
     line: Path, number: signal.Signals, code: int
 ) -> None:

@@ -7,7 +7,7 @@ a job's own code   run, wait, logs -f, submit -f (128 + N when signal N killed i
    does not start
 1  compare: no preset completed; doctor: a problem was found; daemon: it could not start, its fork server was lost, or
    it was not to be replaced and goes on as it is
-130 Ctrl-C, 143 SIGTERM, 141 nobody reads stdout
+130 Ctrl-C, 143 SIGTERM or a terminal that closed, 141 nobody reads stdout
  74 stdout, a file, the daemon's ledger or a new job's run directory cannot be written, or a job's files not removed
 """
 
@@ -64,7 +64,7 @@ _REFUSALS: dict[str, int] = {
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, on the same way out as Ctrl-C."""
+    """SIGTERM or SIGHUP, on the same way out as Ctrl-C."""
 
 
 def of_refusal(code: str) -> int:
@@ -120,17 +120,23 @@ def guarded(verb: Callable[P, R]) -> Callable[P, R]:
 
 
 @contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """While it lasts, SIGTERM raises Terminated, so that every `finally` on the way out runs."""
+def termination_raises() -> Iterator[None]:
+    """While it lasts, SIGTERM raises Terminated, so that every `finally` on the way out runs. So does SIGHUP, unless it
+    is ignored (nohup)."""
 
     def handle(signum: int, frame: FrameType | None) -> NoReturn:
+        if signum == signal.SIGHUP:  # of a terminal that closes one comes from the shell, too: not into the `finally`
+            signal.signal(signum, signal.SIG_IGN)
         raise Terminated
 
-    before = signal.signal(signal.SIGTERM, handle)
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    numbers = [signal.SIGTERM] if ignored else [signal.SIGTERM, signal.SIGHUP]
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _spec_error() -> type[Exception]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from weft.cli.exits import guarded, leave, of_result, sigterm_raises
+from weft.cli.exits import guarded, leave, of_result, termination_raises
 from weft.cli.screens.ledger_trouble import ledger_trouble
 from weft.cli.verbs.completion import complete_job, complete_live_job, completion
 from weft.cli.verbs.doctor import doctor
@@ -130,7 +130,7 @@ def compare(
     tell_what_differs(trials, options)
     rows: list[Message] = []
     try:
-        with sigterm_raises():
+        with termination_raises():
             run_trials(trials, options, rows)
     finally:
         if check:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 import typer
 
-from weft.cli.exits import USAGE, guarded, leave, sigterm_raises
+from weft.cli.exits import USAGE, guarded, leave, termination_raises
 from weft.cli.verbs.options import (
     STDOUT,
     Gpus,
@@ -113,10 +113,12 @@ def _planned(spec: JobSpec, crew: _Crew) -> Message:
 
     from weft.client.embedded import Daemon
 
-    with tempfile.TemporaryDirectory(prefix="weft-plan-", ignore_cleanup_errors=True) as runs_dir:
-        daemon = Daemon(**crew, loaders=spec.strategy.loaders, runs_dir=runs_dir)
-        with sigterm_raises(), daemon as client:
-            return _ask(client, spec)
+    with (
+        termination_raises(),
+        tempfile.TemporaryDirectory(prefix="weft-plan-", ignore_cleanup_errors=True) as runs_dir,
+        Daemon(**crew, loaders=spec.strategy.loaders, runs_dir=runs_dir) as client,
+    ):
+        return _ask(client, spec)
 
 
 def _ask(client: Client, spec: JobSpec) -> Message:

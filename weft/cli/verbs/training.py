@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn, TextIO
 
 import typer
 
-from weft.cli.exits import guarded, leave, of_interrupt, of_result, sigterm_raises
+from weft.cli.exits import guarded, leave, of_interrupt, of_result, termination_raises
 from weft.cli.verbs.options import (
     Gpus,
     JobOptions,
@@ -76,7 +76,7 @@ def run(
             runs_dir=runs_dir,
             metrics=metrics or "",
         )
-        with sigterm_raises(), daemon as client:
+        with termination_raises(), daemon as client:
             result, shown = run_in_foreground(client, job_spec)
         lanes = shown["lanes"] or {}
     finish(result, lanes, json, sys.stdout)
@@ -113,7 +113,7 @@ def follow_job(client: Client, job: str, log: TextIO) -> Message:
     from weft.client.follower import follow
 
     try:
-        with sigterm_raises():
+        with termination_raises():
             return follow(client.follow(job), log=log)
     except KeyboardInterrupt as interrupt:
         leave(of_interrupt(interrupt), f"detached; the job goes on. Follow it again with: weft logs -f {job}")
