@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,13 @@ def test_nobody_is_pinned_where_not_everybody_can_have_cores_of_their_own() -> N
     crew = make_crew(Settings(workers=3), (gpu(0),), range(4), {})
     assert not crew.is_pinned
     assert set(cores_of(crew).values()) == {()}
+
+
+@pytest.mark.parametrize(("quota", "processors"), [(None, 4.0), (1.5, 1.5), (64.0, 4.0)])
+def test_the_planner_is_told_how_many_processors_all_workers_have(quota: float | None, processors: float) -> None:
+    host = make_crew(Settings(workers=6), (), range(4), {}, quota=quota).host
+    assert (host.workers, host.processors, host.stand_ins) == (6, processors, False)
+    assert make_crew(Settings(workers=1, stand_ins=1), (), range(4), {}, quota=quota).host.stand_ins
 
 
 def test_each_worker_that_computes_has_a_loader_beside_it() -> None:
@@ -172,3 +180,5 @@ def test_gpus_that_cannot_be_had_are_an_error_that_says_why(
 def test_this_machine_has_a_crew() -> None:
     crew = muster(Settings(workers=2, gpus=0))
     assert crew.kinds() == {"cpu-0": "cpu", "cpu-1": "cpu", "loader-0": "loader", "loader-1": "loader"}
+    assert crew.host.processors is not None
+    assert 0 < crew.host.processors <= len(os.sched_getaffinity(0))

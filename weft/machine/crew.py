@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from types import MappingProxyType
 
+from weft.machine.cgroups import read_cgroup_limits
 from weft.machine.facts import read_machine
 from weft.machine.gpus import Gpu, Inventory, read_inventory
 from weft.machine.versions import torch_cuda
@@ -50,6 +51,7 @@ class Crew:
     members: tuple[Member, ...]
     peers: frozenset[frozenset[str]] = frozenset()  # GPUs that can read each other's memory, by uuid, in pairs
     threads: int = 1  # compute threads of each worker that is no loader
+    processors: float | None = None  # that it may use, as of `Host`
 
     def __getitem__(self, name: str) -> Member:
         return next(member for member in self.members if member.name == name)
@@ -92,7 +94,13 @@ class Crew:
     @property
     def host(self) -> Host:
         kinds = Counter(member.kind for member in self.members)
-        return Host(workers=kinds["cpu"], threads=self.threads, gpus=kinds["gpu"])
+        return Host(
+            workers=kinds["cpu"],
+            threads=self.threads,
+            gpus=kinds["gpu"],
+            processors=self.processors,
+            stand_ins=any(member.device == "stand-in" for member in self.members),
+        )
 
     def cores_of(self, workers: Iterable[str]) -> list[int]:
         """Of all of them together; empty where they are not pinned."""
@@ -113,7 +121,8 @@ def muster(settings: Settings) -> Crew:
     gpus = usable_gpus(settings, inventory, torch_cuda(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     machine = read_machine()
     near = {node.index: frozenset(node.cpus) for node in machine.nodes} if gpus else {}
-    return make_crew(settings, gpus, machine.cpus, near, peers_of(inventory), machine.core_speeds)
+    quota = read_cgroup_limits().cpus
+    return make_crew(settings, gpus, machine.cpus, near, peers_of(inventory), machine.core_speeds, quota=quota)
 
 
 def peers_of(inventory: Inventory) -> frozenset[frozenset[str]]:
@@ -184,9 +193,12 @@ def make_crew(
     near: Mapping[int, frozenset[int]],
     peers: frozenset[frozenset[str]] = frozenset(),
     core_speeds: Mapping[int, float] = MappingProxyType({}),
+    *,
+    quota: float | None = None,
 ) -> Crew:
     """cores: that may be used. near: by NUMA node. core_speeds: as parts of the fastest core's, which is what others
-    have. Nobody is pinned where not everybody can have cores of their own."""
+    have. quota: processors' worth of time, where there is one. Nobody is pinned where not everybody can have cores of
+    their own."""
     host_cores = max(GPU_CORES, settings.threads)
     num_cpu = settings.num_workers(len(cores) - host_cores * len(gpus))
     posts = [_Post("cpu", "cpu", "CPU", settings.threads)] * num_cpu
@@ -206,7 +218,8 @@ def make_crew(
         Member(name=f"loader-{n}", kind="loader", device="cpu", model="CPU", cores=())
         for n in range(max(settings.loaders, len(posts)))
     ]
-    return Crew((*members, *loaders), peers, settings.threads)
+    processors = float(len(cores)) if quota is None else min(quota, len(cores))
+    return Crew((*members, *loaders), peers, settings.threads, processors)
 
 
 def _core_sets(

@@ -25,6 +25,8 @@ class Host:
     workers: int = 1  # on the CPU
     threads: int = 1  # of each of them, and cores where they have cores of their own
     gpus: int = 0
+    processors: float | None = None  # that all of them may use, parts of one by a quota; None: each has enough
+    stand_ins: bool = False  # its GPUs are, and so compute on these, too
 
 
 ONE_CORE: Final = Host()

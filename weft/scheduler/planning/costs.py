@@ -99,14 +99,41 @@ class PlannedJob:
         tasks = (task for task in self.plan.graph.tasks if KINDS[task.kind].computes and self.device(task) == "cpu")
         return len({task.lane.worker for task in tasks})
 
+    @cached_property
+    def _at_once(self) -> dict[str, float]:
+        """By kind, how many workers compute at the same moment, on average: all of them, but those of a pipeline that
+        fills and drains in each iteration, of which some wait."""
+        own: dict[int, set[int]] = {}
+        for task in self.plan.graph.tasks:
+            if KINDS[task.kind].computes:
+                own.setdefault(task.holder.replica, set()).add(task.lane.worker)
+        drains = self.spec.job.mode == "train" and all(task.kind is not Kind.WEIGHT for task in self.plan.graph.tasks)
+        found = {"cpu": 0.0, "gpu": 0.0}
+        for r, workers in own.items():
+            replica, num_workers = self.plan.replicas[r], len(workers)
+            turns = replica.microbatches * replica.num_stages / num_workers  # of each worker
+            waits = drains and not replica.staleness
+            found[replica.device] += num_workers * (turns / (turns + num_workers - 1) if waits else 1.0)
+        return found
+
     def crowding(self, device: str, host: Host) -> float:
         """What forwards and backwards take on workers of that kind, as a multiple of what they took the inspecting
         worker, which was alone."""
         threads = threads_of(self.spec.strategy, host)
         others = host.workers * host.threads - threads
         if device != "cpu" or others <= 0:
+            return self.sharing(device, host)
+        return (1.0 + CROWDED * min((self._num_computing - 1) * threads / others, 1.0)) * self.sharing(device, host)
+
+    def sharing(self, device: str, host: Host) -> float:
+        """What anything takes on workers of that kind, as such a multiple, where more threads compute than there are
+        processors: each has its part of one. So no iteration is predicted to be shorter than all work by processors."""
+        if host.processors is None or (device != "cpu" and not host.stand_ins):
             return 1.0
-        return 1.0 + CROWDED * min((self._num_computing - 1) * threads / others, 1.0)
+        threads = {"cpu": threads_of(self.spec.strategy, host), "gpu": host.threads if host.stand_ins else 0}
+        together = sum(count * threads[kind] for kind, count in self._at_once.items())
+        alone = max(threads[device], host.processors)  # more threads than that a worker was timed with, too
+        return max(1.0, together / alone)
 
     def device(self, task: Task) -> str:
         """The kind of the worker in whose lane it runs."""
@@ -211,13 +238,16 @@ class _Costs:
             case Kind.DOWN | Kind.UP | Kind.RELOAD:
                 return self._inspection.link_seconds(self._bucket(task).num_bytes)
             case Kind.SYNC:
-                return self._sync(task)
+                return self._sync(task) * self._sharing(task)
             case Kind.UPDATE:
                 seconds = self._inspection.update_seconds_on(self._job.device(task))
                 slowness = self._job.slowness(task, self._inspection)
-                return seconds * slowness * self._updated_bytes(task) / self._all_bytes
+                return seconds * slowness * self._sharing(task) * self._updated_bytes(task) / self._all_bytes
             case Kind.GRAD | Kind.VALIDATE | Kind.REFRESH | Kind.SNAPSHOT:
                 return 0.0
+
+    def _sharing(self, task: Task) -> float:
+        return self._job.sharing(self._job.device(task), self._inspection.host)
 
     def _computing(self, task: Task, kind: Kind) -> float:
         device, units = self._job.plan.replicas[task.holder.replica].device, self._job.units(task)

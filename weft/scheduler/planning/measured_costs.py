@@ -106,7 +106,7 @@ class MeasuredCosts:
         if task.kind is Kind.UPDATE:
             whole = self._inspection.update_seconds_on(job.device(task)) or 1.0
             call = min(UPDATE_SECONDS, whole / 2)
-            return call + planned * (1 - call / whole)
+            return call * job.sharing(job.device(task), self._inspection.host) + planned * (1 - call / whole)
         return planned
 
     def _line(self, job: PlannedJob, task: Task, *, corrected: bool = False) -> Line:

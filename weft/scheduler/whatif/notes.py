@@ -37,7 +37,7 @@ def notes_of(
         notes.append(f"only {len(recording.training)} training iterations are recorded; medians of so few are rough")
     notes += _of_cores(changed)
     if changes.replans:
-        notes += _of_workers(job, changed, machine)
+        notes += _of_workers(inspection, job, changed, machine)
         notes += _of_devices(job, changed)
         notes += _of_sizes(inspection, job, changed)
         notes += _of_axes(job, changed)
@@ -62,15 +62,19 @@ def _of_cores(changed: PlannedJob) -> Iterator[str]:
         )
 
 
-def _of_workers(job: PlannedJob, changed: PlannedJob, machine: Mapping[str, int] | None) -> Iterator[str]:
+def _of_workers(
+    inspection: Inspection, job: PlannedJob, changed: PlannedJob, machine: Mapping[str, int] | None
+) -> Iterator[str]:
+    processors = inspection.host.processors
+    own = "a core of its own" if processors is None else f"its part of {processors:g} processors"
     needed, before = workers_needed(changed.spec.strategy), Counter(job.plan.workers)
     for kind, count in needed.items():
         have = before[kind] if machine is None else machine.get(kind, 0)
         if count > have:
             whose = "the recorded job had" if machine is None else "the daemon has"
             yield (
-                f"the changed job needs {count} {kind} workers and {whose} {have}; each is taken to have a core of its "
-                "own and to be as fast as those recorded"
+                f"the changed job needs {count} {kind} workers and {whose} {have}; each is taken to have {own} and "
+                "to be as fast as those recorded"
             )
     if sum(needed.values()) > len(job.plan.workers):
         yield "memory and caches that more workers share are not simulated: tasks take what they took with fewer"
