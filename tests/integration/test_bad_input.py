@@ -271,6 +271,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {  # strategy and job, part of 
         {"strategy": {"replicas": 2, "share": "stealing", "staleness": [0, 1]}},
         "strategy.staleness = [0, 1] differs between replicas",
     ),
+    "a grid that is a deadlock": (
+        {"strategy": {"stages": 2, "microbatches": 2, "schedule": "F0 B0 F1 B1\nF0 F1 B0 B1\n"}},
+        "strategy.schedule: line 1 stands at B0 and waits for B0 of line 2",
+    ),
 }
 
 

@@ -21,7 +21,7 @@ from weft.client.embedded import Daemon
 from weft.client.entry import check_not_inside_an_entry, entry_of
 from weft.client.foreground import run_in_foreground
 from weft.client.trained import Trained
-from weft.spec.admission import problem_of_spec
+from weft.plan.schedules.given import problem_of_job
 from weft.spec.job_spec import JobSpec, SpecError
 from weft.spec.schedule_text import read_grid_file
 from weft.spec.settings import load_settings
@@ -92,7 +92,7 @@ def _spec_of(directory: str, job: Mapping[str, Any], strategy: Mapping[str, Any]
     tables |= {} if every is None else {"checkpoint": {"every": every}}
     read_grid_file(tables)
     spec = JobSpec.parse(tables, source="weft.run")
-    if (problem := problem_of_spec(spec)) is not None:
+    if (problem := problem_of_job(spec)) is not None:
         raise SpecError(f"weft.run: {problem}")
     return spec
 

@@ -28,6 +28,7 @@ GRID_FILE = "schedule.grid"  # in the run directory of a job whose order no name
 MAX_GRID_CHARS = 1 << 20  # as many as the largest plan's schedule has
 
 _MAX_TITLE_CHARS = 80
+_FROM_FILE = "# file: "  # the start of the last line of a grid that was read from one: lines keep their numbers
 
 
 def is_grid(text: str) -> bool:
@@ -74,6 +75,12 @@ def why_not_stages(text: str, num_stages: int, stages_per_worker: int | None) ->
     )
 
 
+def grid_file(text: str) -> str | None:
+    """The name of the file that a grid was read from; None of one that was given as it is."""
+    last = text.rstrip("\n").rpartition("\n")[2]
+    return last.removeprefix(_FROM_FILE) if last.startswith(_FROM_FILE) else None
+
+
 def schedule_title(text: str) -> str:
     """For people: of a grid its first line, where that is a comment."""
     first, newline, _ = text.partition("\n")
@@ -83,8 +90,9 @@ def schedule_title(text: str) -> str:
 
 
 def read_grid_file(tables: dict[str, Any]) -> None:
-    """Puts the text of the file that `strategy.schedule` names, if it names one, in its place: whoever runs the job,
-    now or again, needs no file. tables: of a spec. Errors: SpecError, for one that cannot be read."""
+    """Puts the text of the file that `strategy.schedule` names, if it names one, in its place, with the name behind it
+    as a comment: whoever runs the job, now or again, needs no file. tables: of a spec. Errors: SpecError, for one that
+    cannot be read."""
     strategy = tables.get("strategy")
     name = strategy.get("schedule") if isinstance(strategy, dict) else None
     if not isinstance(strategy, dict) or not isinstance(name, str) or "\n" in name or not name.endswith(GRID_SUFFIX):
@@ -99,4 +107,5 @@ def read_grid_file(tables: dict[str, Any]) -> None:
         ) from error
     except ValueError as error:  # not UTF-8; a NUL in the path
         raise SpecError(f"strategy.schedule: {str(path)!r} cannot be read ({error}); give a text file") from error
-    tables["strategy"] = strategy | {"schedule": text.rstrip() + "\n"}
+    shown = name if name.isprintable() else ascii(name)
+    tables["strategy"] = strategy | {"schedule": f"{text.rstrip()}\n{_FROM_FILE}{shown}\n"}

@@ -77,6 +77,13 @@ def test_what_flags_do_not_say_is_told_with_the_flag(train: Path, options: dict[
     assert [text in line for text, line in zip(lines, told, strict=True)] == [True] * len(lines), told
 
 
+def test_a_grid_that_cannot_be_is_told_with_the_source_and_its_own_file(train: Path) -> None:
+    (train.parent / "dead.grid").write_text("F0 B0 F1 B1\nF0 F1 B0 B1\n")
+    flags = {**FLAGS, "set_": ["strategy.stages=2", "strategy.microbatches=2", "strategy.schedule=dead.grid"]}
+    with pytest.raises(SpecError, match=rf"{train.name}: strategy\.schedule: dead\.grid: line 1 stands at B0"):
+        JobOptions(**flags).load(train)
+
+
 def test_that_there_is_no_such_file_is_told_before_what_it_does_not_say(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no such file"):
         JobOptions().load(tmp_path / "gone.py")

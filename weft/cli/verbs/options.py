@@ -115,7 +115,7 @@ class JobOptions:
 
     def load(self, source: Path) -> JobSpec:
         """The job that a source and the flags come to. Errors: SpecError."""
-        from weft.spec.admission import problem_of_spec
+        from weft.plan.schedules.given import problem_of_job
         from weft.spec.job_spec import JobSpec, SpecError
 
         spec, replaced = JobSpec.load_replacing(source, self.overrides(source))
@@ -123,7 +123,7 @@ class JobOptions:
             print(f"weft: preset {spec.strategy.preset} replaces {', '.join(replaced)} of {source}", file=sys.stderr)
         spec.check_files()
         _check_checkpoint(spec)
-        if (problem := problem_of_spec(spec)) is not None:
+        if (problem := problem_of_job(spec)) is not None:
             raise SpecError(f"{source}: {problem}")
         return spec
 

@@ -54,6 +54,7 @@ def schedule_of(text: str, num_stages: int, num_microbatches: int, stages_per_wo
     return schedule
 
 
+@functools.lru_cache(maxsize=8)  # a large one takes seconds, and is asked for where it is given and where it is planned
 def read_grid(text: str) -> Schedule:
     """Checked. Errors: ScheduleError, whose text names the line of what is wrong."""
     programs: list[tuple[Pass, ...]] = []

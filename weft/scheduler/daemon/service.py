@@ -15,6 +15,7 @@ from weft.machine.descriptors import are_short
 from weft.machine.run_file import RunFileError, size
 from weft.metrics.prometheus.exporter import Exporter
 from weft.metrics.recording.recording import FILE
+from weft.plan.schedules.given import problem_of_job
 from weft.scheduler.core.core import Core
 from weft.scheduler.core.events import CancelRequested, PauseRequested, ResumeRequested
 from weft.scheduler.core.job import Phase
@@ -27,7 +28,6 @@ from weft.scheduler.runs.recording import keep_recording
 from weft.scheduler.runs.removal import NotRemoved, claim, remove
 from weft.scheduler.runs.result import DETAILS, add_critical_path, best_model_of, details_of, model_of, result_of
 from weft.scheduler.runs.run_directory import read_log
-from weft.spec.admission import problem_of_spec
 from weft.spec.job_id import InvalidJobId
 from weft.spec.job_spec import JobSpec, SpecError
 from weft.spec.job_state import JobState
@@ -162,7 +162,7 @@ class Service:
 
     async def _refuse_impossible(self, spec: JobSpec, job: str | None) -> None:
         """Errors: WireError for what can never run here. A job that is known, submitted again, is no news."""
-        problem = problem_of_spec(spec) or self._driver.crew.why_not(spec)
+        problem = await asyncio.to_thread(problem_of_job, spec) or self._driver.crew.why_not(spec)
         if problem and (job is None or await self._ledger.run(Ledger.job, job) is None):
             raise WireError(ErrorCode.INVALID_SPEC, problem)
 

@@ -20,6 +20,7 @@ from weft.plan.itinerary import Itinerary
 from weft.plan.kinds import Kind
 from weft.plan.placement import Cuts, Placement
 from weft.plan.plan import Border, Plan, Ring, StagePlan
+from weft.plan.schedules.given import problem_of_job
 from weft.plan.schedules.schedule import ScheduleError
 from weft.plan.shapes import ShapeError
 from weft.scheduler.adapting.balance import local_buckets
@@ -53,7 +54,7 @@ from weft.scheduler.planning.resized import fitted
 from weft.scheduler.planning.rings import make_rings
 from weft.scheduler.planning.simulator import SimulationError, simulate
 from weft.scheduler.planning.working_window import largest_that_fits, smallest_as_good
-from weft.spec.admission import problem_of_spec, why_not_compiled
+from weft.spec.admission import why_not_compiled
 from weft.spec.job_spec import JobSpec
 from weft.spec.schedule_text import MEASURED, schedule_title
 from weft.spec.stopping import Rule, UnknownMetric, value_for_scheduler
@@ -303,7 +304,7 @@ def _is_judged(spec: JobSpec, inspection: Inspection) -> bool:
 def _check_sizes(spec: JobSpec, inspection: Inspection) -> None:
     if inspection.num_train == 0:
         raise PlanError("Workload.train has length 0; give at least one sample")
-    if (problem := problem_of_spec(spec)) is not None:
+    if (problem := problem_of_job(spec)) is not None:
         raise PlanError(problem)
     _check_schedule(spec.strategy)
     check_changes(spec, inspection)
