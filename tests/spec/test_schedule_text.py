@@ -75,8 +75,14 @@ def test_what_is_no_schedule_is_refused(text: str, sentence: str) -> None:
     assert len(str(caught.value)) < 300
 
 
-def test_a_grid_goes_by_its_first_comment() -> None:
-    assert [schedule_title(text) for text in ("gpipe", GRID, "F0 B0\n")] == ["gpipe", "by hand", "a grid"]
+def test_a_grid_goes_by_its_file_or_else_by_its_first_comment() -> None:
+    """Whatever its first line said, `# c` or a remark of a paragraph, once was its title in the log and in the plan."""
+    assert [schedule_title(text) for text in ("gpipe", READ, GRID, "F0 B0\n")] == [
+        "gpipe",
+        "my.grid",
+        "by hand",
+        "a grid",
+    ]
 
 
 def test_a_grid_keeps_its_lines_and_a_name_is_one_line_whatever_is_in_it(tmp_path: Path) -> None:

@@ -82,10 +82,12 @@ def grid_file(text: str) -> str | None:
 
 
 def schedule_title(text: str) -> str:
-    """For people: of a grid its first line, where that is a comment."""
+    """For people: of a grid its file; of one from no file its first line, where that is a comment."""
     first, newline, _ = text.partition("\n")
     if not newline:
         return first
+    if (file := grid_file(text)) is not None:
+        return file[-_MAX_TITLE_CHARS:]
     return first.removeprefix("#").strip()[:_MAX_TITLE_CHARS] if first.startswith("#") else "a grid"
 
 
