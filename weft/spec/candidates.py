@@ -18,7 +18,8 @@ whole model: what shows only after hours in a pipeline cannot go wrong.
     replicas             r of them, where a batch may be divided
     with GPUs            one, updated there, by the CPU or by both; one that streams its layers; several, as replicas
 
-No GPU has several stages in a candidate: a prediction takes each stream to be as fast as a GPU of its own.
+No GPU has several streams that compute in a candidate: a prediction takes each to be as fast as a GPU of its own. The
+several stages of an interleaved schedule have one stream.
 
 Where there is no room for one, it is a candidate with recompute, too, and with its batch in parts.
 
