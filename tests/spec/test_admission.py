@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from typing import Any
 
 import pytest
@@ -79,6 +81,17 @@ def spec(batch_size: int = 8, mode: str = "train", **axes: Any) -> JobSpec:
 )
 def test_what_no_machine_could_plan_is_refused(given: JobSpec, told: str) -> None:
     assert (problem_of_spec(given) or "").startswith(told)
+
+
+@pytest.mark.parametrize("preset", ["hybrid-fine", "hybrid-coarse"])
+def test_a_presets_list_that_cannot_stand_beside_stealing_is_told_as_it_could(preset: str) -> None:
+    """To give strategy.microbatches alone was refused again: the preset's own list has microbatches, too."""
+    refused = problem_of_spec(spec(preset=preset, share="stealing", microbatches=4)) or ""
+    found = re.search(r"replicas = \[.*\]$", refused)
+    assert found is not None, refused
+    taken = spec(preset=preset, share="stealing", microbatches=4, **tomllib.loads(found[0]))
+    assert problem_of_spec(taken) is None
+    assert [each.num_stages for each in taken.strategy.replica_list] == [2, 1]
 
 
 @pytest.mark.parametrize(

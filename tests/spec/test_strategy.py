@@ -216,13 +216,13 @@ def test_a_split_that_does_not_grow_is_refused(split: list[int]) -> None:
     [
         (
             {"stages": 1, "replicas": [{"device": "gpu"}]},
-            "strategy: stages cannot stand beside a list of replicas; give it to each replica, for example "
+            "strategy: stages cannot stand beside a list of replicas; write it in the list, for example "
             'replicas = [{ device = "gpu", stages = 1 }]',
         ),
         (
             {"split": [4], "replicas": [{}] * 3},
-            "strategy: split cannot stand beside a list of replicas; give it to each replica, for example "
-            'replicas = [{ device = "cpu", stages = 2 }, { device = "cpu", stages = 2 }, ...]',
+            "strategy: split cannot stand beside a list of replicas; write it in the list, for example replicas = "
+            '[{ device = "cpu", stages = 2, split = [4] }, { device = "cpu", stages = 2, split = [4] }, ...]',
         ),
         ({"replicas": 0}, "strategy.replicas: 0 is too small; write 1 or more"),
         ({"replicas": []}, "strategy.replicas: [] is too short; write at least 1"),
@@ -326,11 +326,69 @@ def test_a_number_of_replicas_replaces_a_presets_list() -> None:
     assert strategy.share == "adaptive"
 
 
-def test_stages_beside_a_presets_list_are_refused_with_what_to_give_instead() -> None:
-    assert refusal(preset="hybrid-fine", stages=2) == (
-        "strategy: stages cannot stand beside the list of replicas (preset = 'hybrid-fine' has one); give it to each "
-        'replica, for example replicas = [{ device = "gpu", stages = 2 }, { device = "cpu", stages = 2 }]'
-    )
+@pytest.mark.parametrize(
+    ("preset", "axes", "told", "example"),
+    [
+        (
+            "hybrid-fine",
+            {"stages": 3},
+            "stages cannot stand beside the list of replicas (preset = 'hybrid-fine' has one); write it in the list",
+            '[{ device = "gpu", stages = 3 }, { device = "cpu", microbatches = 1 }]',
+        ),
+        (
+            "hybrid-coarse",
+            {"split": ["a.b", 'c"d']},
+            "split cannot stand beside the list of replicas",
+            r'[{ device = "gpu", stages = 3, split = ["a.b", "c\"d"] }, { device = "cpu", microbatches = 1 }]',
+        ),
+        ("zero-offload", {"split": [4]}, "split cannot", '[{ device = "gpu", stages = 2, split = [4] }]'),
+        ("zero-offload", {"stages": 2}, "stages cannot", '[{ device = "gpu", stages = 2 }]'),
+        (
+            "hyscale",
+            {"stages": 2, "split": [4]},
+            "stages and split cannot",
+            '[{ device = "gpu", stages = 2, split = [4] }, { device = "cpu", stages = 2, split = [4] }]',
+        ),
+        (
+            "stronghold",
+            {"split": [4, 5]},
+            "split cannot stand beside the list of replicas (preset = 'stronghold' has one); write it in the list",
+            '[{ device = "gpu", working_window = "auto", split = [4, 5] }]',
+        ),
+        (
+            "stronghold",
+            {"stages": 4},
+            "stages cannot stand beside the list of replicas (preset = 'stronghold' has one), where working_window "
+            "streams the layers of a GPU; leave stages out, and write in the list working_window,",
+            '[{ device = "gpu", working_window = 2 }]',
+        ),
+        (
+            "stronghold",
+            {"stages": 2, "split": [4]},
+            "stages cannot stand beside the list of replicas",
+            '[{ device = "gpu", working_window = "auto", split = [4] }]',
+        ),
+    ],
+)
+def test_a_cut_beside_a_presets_list_is_refused_with_that_list_which_is_taken(
+    preset: str, axes: dict[str, Any], told: str, example: str
+) -> None:
+    """The example once had another axis than was given, and none of the preset's own, so that what it names trained
+    something else, or nothing."""
+    refused = refusal(preset=preset, **axes)
+    assert refused.startswith(f"strategy: {told}")
+    assert refused.endswith(f"for example replicas = {example}")
+    taken = parsed(preset=preset, **tomllib.loads(f"replicas = {example}"))
+    assert [each.device for each in taken.replica_list] == [each.device for each in parsed(preset=preset).replica_list]
+
+
+def test_an_example_leaves_out_what_does_not_agree_with_it() -> None:
+    own = {"device": "gpu", "stages": 4, "gpus": 4, "split": [1, 2, 3], "microbatches": 8}
+    example = '[{ device = "gpu", stages = 2, microbatches = 8 }]'
+    assert refusal(stages=2, replicas=[own]).endswith(f"for example replicas = {example}")
+    assert parsed(**tomllib.loads(f"replicas = {example}")).replica_list[0].num_stages == 2
+    long = refusal(split=list(range(1, 200)), replicas=[own])
+    assert long.endswith("stages = 200, microbatches = 8, split = [1, 2, 3, 4, 5, 6, 7, 8, ...] }]")
 
 
 @pytest.mark.parametrize(

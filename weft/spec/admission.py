@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from weft.spec.job_spec import JobSpec
-from weft.spec.replica import Replica
+from weft.spec.replica import Replica, shown_replicas
 from weft.spec.schedule_text import DYNAMIC, SPLITTING, schedule_title, why_not_stages
 from weft.spec.strategy import Strategy
 from weft.spec.workers_needed import Host, lines_of, workers_needed
@@ -139,10 +139,11 @@ def _problem_of_dynamic(strategy: Strategy, replica: Replica) -> str | None:
 
 def _problem_of_stealing(strategy: Strategy) -> str | None:
     """Any replica may take any microbatch, so nothing about one may depend on who does."""
-    if set(strategy.microbatch_counts) != {strategy.microbatches}:
+    if isinstance(given := strategy.replicas, list) and set(strategy.microbatch_counts) != {strategy.microbatches}:
         return (
             f"the replicas' microbatches = {strategy.microbatch_counts} cannot stand beside share = 'stealing'; give "
-            "strategy.microbatches alone, the parts of a whole batch that replicas take"
+            "strategy.microbatches alone, the parts of a whole batch that replicas take, and a list without any: "
+            f"replicas = {shown_replicas(given, without='microbatches')}"
         )
     if len(set(strategy.staleness_list)) > 1:
         return (

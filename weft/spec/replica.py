@@ -6,7 +6,10 @@ that is a daemon knows, so it puts the number there when it takes a job. Whoever
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
@@ -17,6 +20,8 @@ from weft.spec.section import MAX_COUNT, Section
 MAX_MICROBATCHES = 1024  # a board word and two slots each; more is a typing error
 MAX_STAGES = 256
 LEAST_OF_ALL = 2  # stages: a pipeline has two
+MAX_SHOWN, MAX_SHOWN_CUTS = 2, 8  # of a list in a message, and of a split in it; arbitrary
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def word_or_number(value: object) -> str:
@@ -137,3 +142,31 @@ class Replica(Section):
             return self
         stages = min(max(LEAST_OF_ALL, num_gpus), MAX_STAGES)
         return self.model_copy(update={"stages": stages, "gpus": num_gpus if num_gpus < stages else None})
+
+
+def shown_replicas(replicas: Sequence[Replica], give: Mapping[str, Any] = _NOTHING, without: str = "") -> str:
+    """A list as TOML has it, for a message; a long one cut short. give: axes that are added to the replicas which have
+    several stages, or to all where none has. without: an axis that is left out."""
+    has_stages = [replica.num_stages > 1 for replica in replicas]
+    tables = [
+        _shown(replica, give if own or not any(has_stages) else _NOTHING, without)
+        for replica, own in zip(replicas[:MAX_SHOWN], has_stages, strict=False)
+    ]
+    return f"[{', '.join(tables + ['...'] * (len(replicas) > MAX_SHOWN))}]"
+
+
+def _shown(replica: Replica, give: Mapping[str, Any], without: str) -> str:
+    """What of it does not agree with a number of stages that is given is left out."""
+    own = replica.model_dump(exclude_none=True, exclude_defaults=True)
+    if replica.working_window is not None:
+        give = {axis: value for axis, value in give.items() if axis != "stages"}
+    elif "stages" in give:
+        own = {axis: value for axis, value in own.items() if axis not in ("split", "gpus")}
+    table = {"device": replica.device, **own, **give}
+    return f"{{ {', '.join(f'{axis} = {_toml(value)}' for axis, value in table.items() if axis != without)} }}"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list) and len(value) > MAX_SHOWN_CUTS:
+        return f"{json.dumps(value[:MAX_SHOWN_CUTS])[:-1]}, ...]"
+    return json.dumps(value, ensure_ascii=False)  # words, numbers and lists of them are the same in both

@@ -31,6 +31,7 @@ from weft.spec.replica import (
     Replica,
     Split,
     check_split,
+    shown_replicas,
     word_or_number,
 )
 from weft.spec.schedule_text import MEASURED, SCHEDULE_NAMES, SPLITTING, is_grid, known_schedule
@@ -282,13 +283,17 @@ class Strategy(Section):
         row = PRESETS.get(self.preset or "")
         listed = row is not None and isinstance(row.axes.get("replicas"), list)
         whose = f"the list of replicas (preset = {self.preset!r} has one)" if listed else "a list of replicas"
+        split = {} if self.split is None else {"split": self.split}
+        if "stages" in given and all(replica.working_window is not None for replica in replicas):
+            example = shown_replicas(replicas, split or {"working_window": 2})
+            raise ValueError(
+                f"stages cannot stand beside {whose}, where working_window streams the layers of a GPU; leave stages "
+                "out, and write in the list working_window, the layers that are there at once, or split, the units "
+                f"with which layers begin, for example replicas = {example}"
+            )
         num_stages = self.stages if self.split is None else len(self.split) + 1
-        tables = [f'{{ device = "{replica.device}", stages = {num_stages} }}' for replica in replicas[:2]]
-        ellipsis = ["..."] if len(replicas) > 2 else []
-        raise ValueError(
-            f"{given} cannot stand beside {whose}; "
-            f"give it to each replica, for example replicas = [{', '.join(tables + ellipsis)}]"
-        )
+        example = shown_replicas(replicas, {"stages": num_stages} | split)
+        raise ValueError(f"{given} cannot stand beside {whose}; write it in the list, for example replicas = {example}")
 
     @model_serializer(mode="wrap")
     def _without_what_would_read_as_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
