@@ -171,6 +171,33 @@ def test_a_cut_that_was_refused_is_not_taken_for_what_the_trial_before_it_knew()
     assert set(problems_of(told)) == {"2"}
 
 
+def memory_of_each_layer(parts: Parts, x: torch.Tensor) -> torch.Tensor:
+    mems, new = getattr(parts, "mems", [torch.zeros_like(x)] * 3), []
+    for block, mem in zip(parts.blocks, mems, strict=True):
+        new.append(x.detach())
+        x = x + block(x + mem)
+    parts.mems = new
+    return x
+
+
+def memory_of_the_first_layer(parts: Parts, x: torch.Tensor) -> torch.Tensor:
+    first = parts.first(x + getattr(parts, "mem", torch.zeros_like(x)))
+    x = parts.second(first)
+    parts.mem = first.detach()
+    return x
+
+
+@pytest.mark.parametrize("run", [memory_of_each_layer, memory_of_the_first_layer])
+def test_a_step_that_goes_by_what_its_last_run_has_left_is_not_cut(run: Forward) -> None:
+    """A stage leaves the step before the line that keeps the memory, so all its runs were as the first one, and the
+    cuts gave what the uncut step gives in its first run: a job of two stages trained on other numbers."""
+    told = told_of(Parts(run))
+    assert {unit for unit, _ in told["cut_problems"]} == set(range(1, len(told["units"])))
+    for why in problems_of(told).values():
+        assert why.startswith("run again with the same batch, the whole step gives something else: the loss (")
+        assert "keep in buffers what lasts from call to call" in why
+
+
 def under_a_checkpoint(parts: Parts, x: torch.Tensor) -> torch.Tensor:
     return parts.second(checkpoint(parts.norm, parts.first(x), use_reentrant=False))
 

@@ -304,6 +304,9 @@ class CutInspection:
             return CutProof(self._model, wholes, trial, seed=self._seed, goes_back=again, **how)
 
         cuts = [unit for unit in range(1, len(recorded.units)) if unit not in problems]
+        if cuts and (why := proof(wholes).lasting()) is not None:
+            problems |= dict.fromkeys(cuts, why)
+            cuts = []
         cuts = proof(wholes).proven(cuts, problems)
         for draw in self._other_draws:
             with self._drawing(draw):

@@ -15,11 +15,14 @@ from weft.workers.inspection.cut_trial import CutTrial, StageError
 from weft.workers.inspection.ran import TrialOutcome
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import OtherCallsError, Step
+from weft.workload.cutting.operation import KEEP_IN_BUFFERS
 from weft.workload.cutting.placeholder import CannotSendError, PlaceholderError
 from weft.workload.workload import WorkloadError
 
 MAX_TRIES = 24  # arbitrary: to find a run that calls all, and others that leave out each, together and alone
 MAX_PROVEN = 4  # of them, behind the first: each takes as long as the proof of a step that draws nothing
+
+_LASTING = f"{KEEP_IN_BUFFERS}, draw from torch's, numpy's or Python's own generator (and from no other)"
 
 Told = Callable[[BaseException | None], str]
 
@@ -84,6 +87,21 @@ class CutProof:
                     del problems[cut]
         return self._agreeing_alone(kept, problems, told) if self._goes_back else kept
 
+    def lasting(self) -> str | None:
+        """Why no cut is sound, where the first of the steps goes by what its last run has left elsewhere than in
+        buffers: a stage that does not run the end of the step does not keep it."""
+        trial = self._trial_of([], self._wholes[0].step)
+        try:
+            differs = self._difference_of(trial, self._wholes[0]) or self._difference_of(trial, self._wholes[0])
+        except StageError:  # as the job itself will, whole
+            return None
+        if differs is None:
+            return None
+        return (
+            f"run again with the same batch, the whole step gives something else: {differs} differs from that of its "
+            f"first run; {_LASTING}"
+        )
+
     def _agreeing_alone(self, cuts: Sequence[int], problems: dict[int, str], told: Told) -> list[int]:
         """A stage of several units skips in later passes what a stage of one has no call of."""
         return [cut for cut in cuts if self._agreeing([cut], problems, told)]
@@ -101,9 +119,8 @@ class CutProof:
                 kept.append(cut)
             else:
                 problems[cut] = (
-                    f"cut there, {differs} differs from that of the uncut step; keep in buffers what lasts from call "
-                    "to call, let a module return what is read of it, draw from torch's, numpy's or Python's own "
-                    "generator (and from no other), or cut elsewhere (strategy.split)"
+                    f"cut there, {differs} differs from that of the uncut step; {_LASTING}, let a module return what "
+                    "is read of it, or cut elsewhere (strategy.split)"
                 )
         return kept
 

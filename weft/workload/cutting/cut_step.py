@@ -26,7 +26,7 @@ from weft.workload.cutting.calls import CallNumbers, Seed
 from weft.workload.cutting.leaves import places_in, replaced, tensors_in
 from weft.workload.cutting.loose import LooseNames, LooseResults, is_loose
 from weft.workload.cutting.names import call_name, is_argument, names_by_place, slots_of
-from weft.workload.cutting.placeholder import Placeholder, resolved, sendable
+from weft.workload.cutting.placeholder import Placeholder, refuse_kept, resolved, sendable
 from weft.workload.cutting.skipped import OtherStructure, SkippedCalls
 from weft.workload.cutting.substitutes import Substitutes
 from weft.workload.cutting.tape import Tape, alone, answered, playing
@@ -164,12 +164,15 @@ class CutStep:
         self._substitutes.begin()
         self._is_inside, self._has_passed = self._begins is None, False
         playing.tape = self._tape = self._tape_of(step, batch)
+        playing.run = object()
         playing.redraws, playing.keeps = self._skipped.redraws.get("", ()), self._has_in_model
         self._started, self.skipping_seconds = time.perf_counter(), 0.0
         try:
             self.numbers.begin(seed)
             with self._looks or _NOTHING:
                 result = replaced(step(self._model, batch), resolved)
+            for each in tensors_in(result) if self._ends is None else ():
+                refuse_kept(each)
         except _Leave:
             return Sent(self._sent.get(name) for name in self._sends)
         except OtherStructure:
@@ -177,7 +180,7 @@ class CutStep:
             raise
         finally:
             self.numbers.end()
-            playing.tape, playing.redraws, playing.keeps, self._tape = None, (), None, None
+            playing.tape, playing.run, playing.redraws, playing.keeps, self._tape = None, None, (), None, None
             self._skipped.end_run()
             self.bound = [(each, each.came) for each in self._known.values() if each.came is not None]
             for placeholder, _ in self.bound:
@@ -248,7 +251,8 @@ class CutStep:
         occurrence = self._occurrences[visible] = self._occurrences.get(visible, -1) + 1
         if visible.kind is not CallKind.OPAQUE:
             is_of_shapes = visible in self._shapes_alone and not self._is_inside and not playing.redraws
-            if is_of_shapes and args and isinstance(args[0], Placeholder):  # of numbers there is nothing to recall
+            known = args[0] if args else None
+            if is_of_shapes and isinstance(known, Placeholder) and not known.is_kept:  # else there is nothing to recall
                 result = answered(visible, (args, kwargs), lambda: forward(*args, **kwargs))
             else:
                 result = forward(*args, **kwargs)

@@ -8,6 +8,7 @@ late one the shape is found out when somebody asks for it, or computes with it.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -16,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from weft.workload.cutting.leaves import replaced, tensors_in
 from weft.workload.cutting.operation import (
+    KEEP_IN_BUFFERS,
     TWO_WAYS_OUT,
     asks_for_numbers,
     is_check,
@@ -24,7 +26,7 @@ from weft.workload.cutting.operation import (
     user_line,
     writes,
 )
-from weft.workload.cutting.tape import answered, playing
+from weft.workload.cutting.tape import Renewed, answered, playing
 from weft.workload.workload import WorkloadError
 
 _FAKES = FakeTensorMode(allow_non_fake_inputs=True)
@@ -41,6 +43,7 @@ _OF_SHAPE = {getattr(torch.Tensor, name) for name in _SIZED} | {torch.numel}
 _OF_SHAPE |= {getattr(torch.Tensor, name).__get__ for name in ("shape", "ndim", "nbytes")}
 _DETACHES = {torch.Tensor.detach, torch.Tensor.detach_, torch.Tensor.data.__get__}  # type: ignore[attr-defined]
 _BY_LENGTHS = ("pack_padded_sequence", "pad_packed_sequence")  # what of it has no numbers is the first it returns
+_REFERENCES = 3  # to a spare that nobody has: from the one that it is of, from `again`, and to ask
 _TOLD = {torch.Tensor.__repr__, torch.Tensor.__format__}
 
 
@@ -52,23 +55,31 @@ class CannotSendError(PlaceholderError):
     """A stage is to send what it has not got, or nobody can have elsewhere."""
 
 
-class Placeholder(torch.Tensor):
+class Placeholder(Renewed):
     came: torch.Tensor | None
     what: str  # it stands for
-    base: Placeholder | None  # of which it is a view
     is_late: bool  # the shape that torch knows of it is another one's
     is_asked: bool  # for its shape
     _fake: torch.Tensor | None
     _find: Callable[[], torch.Tensor]  # what its fake is made like, of a late one
+    _how: dict[str, Any]  # it is made
+    _spare: Placeholder | None  # the one that `again` has given last: to make one takes as long as all the rest
 
     @staticmethod
     def __new__(cls, fake: torch.Tensor, what: str, *, requires_grad: bool) -> Placeholder:
-        made: Placeholder = torch.Tensor._make_wrapper_subclass(
-            cls, fake.shape, strides=fake.stride(), dtype=fake.dtype, device=fake.device, requires_grad=requires_grad
-        )
-        made._fake, made.came, made.what, made.base, made.is_late = fake, None, what, None, False
-        made.is_asked = False
+        how = {"size": fake.shape, "strides": fake.stride(), "dtype": fake.dtype, "device": fake.device}
+        return cls._made(fake, what, how | {"requires_grad": requires_grad})
+
+    @classmethod
+    def _made(cls, fake: torch.Tensor | None, what: str, how: dict[str, Any]) -> Placeholder:
+        made: Placeholder = torch.Tensor._make_wrapper_subclass(cls, **how)
+        made._begin(fake, what)
+        made._how = how
         return made
+
+    def _begin(self, fake: torch.Tensor | None, what: str) -> None:
+        self._fake, self.came, self.what, self.base, self.is_late = fake, None, what, None, fake is None
+        self.is_asked, self.run, self.mark, self._spare = False, playing.run, object(), None
 
     @classmethod
     def late(
@@ -82,12 +93,20 @@ class Placeholder(torch.Tensor):
     ) -> Placeholder:
         """like: one of the same dtype. find: one of the same shape and strides too, when that is asked for. device: as
         of `placeholder_of`."""
-        made: Placeholder = torch.Tensor._make_wrapper_subclass(
-            cls, like.shape, dtype=like.dtype, device=device or torch.device("cpu"), requires_grad=requires_grad
-        )
-        made._fake, made.came, made.what, made.base, made.is_late = None, None, what, None, True
-        made._find, made.is_asked = find, False
+        how = {"size": like.shape, "dtype": like.dtype, "device": device or torch.device("cpu")}
+        made = cls._made(None, what, how | {"requires_grad": requires_grad})
+        made._find = find
         return made
+
+    def again(self) -> Placeholder:
+        if self.run is None:
+            return self
+        spare = self._spare
+        if spare is None or sys.getrefcount(spare) > _REFERENCES:  # somebody has kept it
+            self._spare = spare = torch.Tensor._make_wrapper_subclass(Placeholder, **self._how)
+            spare.__dict__.update(self.__dict__, _spare=None)
+        spare.run, spare.came, spare.is_asked = playing.run, None, self.is_asked
+        return spare
 
     @property
     def fake(self) -> torch.Tensor:
@@ -98,13 +117,21 @@ class Placeholder(torch.Tensor):
 
     def comes(self, tensor: torch.Tensor) -> None:
         """Errors: PlaceholderError where the step has gone by another shape: of a module that asks for numbers which
-        this stage has not, those shapes are known that it returned when it was tried."""
+        this stage has not, those shapes are known that it returned when it was tried. And where it has to do with what
+        the step keeps, of which nobody sends anything."""
+        refuse_kept(self)
         if self.is_asked and self.fake.shape != tensor.shape:
             raise PlaceholderError(
                 f"{self.what} has the shape {tuple(tensor.shape)}, and the step went by {tuple(self.fake.shape)}, as "
                 f"it was when tried: it depends on numbers that another stage has; {TWO_WAYS_OUT}"
             )
         self.came = tensor
+
+    @property
+    def is_kept(self) -> bool:
+        """From an earlier run than the one that this thread makes."""
+        now = playing.run
+        return now is not None and self.run is not None and self.run is not now
 
     @property
     def is_known(self) -> bool:
@@ -140,6 +167,8 @@ class Placeholder(torch.Tensor):
             return True
         if playing.redraws and name_of(func) in playing.redraws:
             _draw(func, given)
+        if any(each.is_kept for each in unknown):
+            return _on_kept(func, given, unknown)
         return answered(func, given, lambda: _on_fakes(func, given, unknown))
 
     @classmethod
@@ -179,9 +208,19 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.came if isinstance(tensor, Placeholder) and tensor.came is not None else tensor
 
 
+def refuse_kept(tensor: torch.Tensor) -> None:
+    """Its numbers are needed. Errors: PlaceholderError."""
+    if isinstance(tensor, Placeholder) and tensor.came is None and tensor.is_kept:
+        raise PlaceholderError(
+            f"{tensor.what} is what the step has kept from an earlier call, or is computed with that, and the stage "
+            f"has no numbers of it; {KEEP_IN_BUFFERS}, or cut elsewhere (strategy.split)"
+        )
+
+
 def sendable(tensor: torch.Tensor) -> torch.Tensor:
-    """What a stage sends for it. Errors: CannotSendError."""
+    """What a stage sends for it. Errors: CannotSendError, or PlaceholderError of what is kept."""
     tensor = resolved(tensor)
+    refuse_kept(tensor)
     if isinstance(tensor, Placeholder):
         raise CannotSendError(
             f"{tensor.what} is needed by a later stage, and the stage before that has no numbers of it; {TWO_WAYS_OUT}"
@@ -231,8 +270,7 @@ def _lost(tensor: torch.Tensor, func: Callable[..., Any]) -> Placeholder:
         fake = _fake_like(each, each.device)
         each.__class__ = Placeholder
         assert isinstance(each, Placeholder)
-        each._fake, each.came, each.what, each.base, each.is_late = fake, None, result_of(func), None, False
-        each.is_asked = False
+        each._begin(fake, result_of(func))
     assert isinstance(tensor, Placeholder)
     if base is not None:
         assert isinstance(base, Placeholder)
@@ -250,7 +288,7 @@ def giving_back() -> Iterator[None]:
     finally:
         for tensor, kind in playing.lost:
             tensor.__class__ = kind
-            for name in ("_fake", "came", "what", "base", "is_late", "is_asked"):
+            for name in ("_fake", "came", "what", "base", "is_late", "is_asked", "run", "mark", "_spare"):
                 tensor.__dict__.pop(name, None)
         playing.lost = None
 
@@ -298,6 +336,20 @@ def _on_fakes(func: Callable[..., Any], given: tuple[Any, ...], unknown: Sequenc
         return made
 
     return replaced(result, wrapped)
+
+
+def _on_kept(func: Callable[..., Any], given: tuple[Any, ...], unknown: Sequence[Placeholder]) -> Any:
+    """Of what an earlier run has left, which is of that run. What is written to is of the run of what is written."""
+    args, kwargs = given
+    written = kwargs.get("out", args[0] if args and writes(func.__name__) else None)
+    run = next((each.run for each in unknown if each.is_kept and each is not written), playing.run)
+    result = _on_fakes(func, given, unknown)
+    for each in tensors_in((result, written)):
+        both = (each, base_of(each)) if each is written else (each,)
+        for placeholder in both:
+            if isinstance(placeholder, Placeholder) and placeholder.run is not None:
+                placeholder.run = run
+    return result
 
 
 def _gradients(outputs: Any, inputs: Any, *args: Any, create_graph: bool = False, **kwargs: Any) -> Any:

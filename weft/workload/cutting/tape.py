@@ -4,7 +4,8 @@ A step is Python, and runs as a whole each time. But what it asks of placeholder
 shape to the next, so each question is compared with the one at the same place of the last run, and where they are alike
 the answer is that one. Real tensors among the arguments are alike by shape and dtype, and other objects than plain
 values by their class and what they are made of, where `leaves` can tell: of neither anything is kept. An answer that
-gives an argument back gives back the one that came.
+gives an argument back gives back the one that came, and what has no numbers is another object than one that somebody
+has kept from an earlier run, and may give to torch beside it.
 """
 
 from __future__ import annotations
@@ -42,23 +43,52 @@ class _OfClass:
     parts: Any  # as `_kept` keeps them; None where they are not known
 
 
+class Renewed(torch.Tensor):
+    """What has no numbers, of one run."""
+
+    run: object | None  # of which it is; None of what every run has, as parameters
+    mark: object  # as those have that stand in its place in other runs
+    base: Renewed | None  # of which it is a view
+
+    def again(self) -> Renewed:
+        """For the run that this thread makes."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
 class TapeEntry:
     asker: object
     given: Any  # as `_kept` keeps it
     answer: Any  # with a hole in the place of each real tensor
-    passed: Mapping[int, int]  # leaf of the answer that is a hole -> which tensor of what is given stands there
+    passed: Mapping[int, int]  # leaf of the answer -> which tensor of what is given stands there
+    views: Mapping[int, int]  # leaf of the answer -> which tensor of what is given it is a view of
 
     def answered(self, given: Any) -> Any:
-        if not self.passed:
-            return self.answer
-        arguments, leaf = tensors_in(given), itertools.count()
+        if not (self.passed or self.views):
+            return self.answer.again() if isinstance(self.answer, Renewed) else replaced(self.answer, _again)
+        arguments, leaves = tensors_in(given), itertools.count()
 
         def filled(tensor: torch.Tensor) -> torch.Tensor:
-            number = self.passed.get(next(leaf))
-            return tensor if number is None else arguments[number]
+            leaf = next(leaves)
+            number = self.passed.get(leaf)
+            if number is not None:
+                return arguments[number]
+            made = _again(tensor)
+            if leaf in self.views and isinstance(made, Renewed):
+                made.base = _root(arguments[self.views[leaf]])
+            return made
 
         return replaced(self.answer, filled)
+
+
+def _again(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.again() if isinstance(tensor, Renewed) else tensor
+
+
+def _root(tensor: torch.Tensor) -> Renewed | None:
+    if not isinstance(tensor, Renewed):
+        return None
+    return tensor if tensor.base is None else tensor.base
 
 
 _HOLE = torch.empty(0)
@@ -97,6 +127,7 @@ class Tape:
 
 class _Playing(threading.local):
     tape: Tape | None = None
+    run: object | None = None  # another one for each
     redraws: Collection[str] = ()  # names of operations that draw their numbers though nobody has what they are of
     keeps: Callable[[torch.Tensor], bool] | None = None  # whether the model keeps a tensor from run to run
     lost: list[tuple[torch.Tensor, type[torch.Tensor]]] | None = None  # of a trial, those that have lost their numbers
@@ -125,15 +156,16 @@ def alone(compute: Callable[..., Made], *args: Any) -> Made:
 
 def _entry(asker: object, given: Any, found: Any) -> TapeEntry | None:
     """None where the answer has a real tensor that is none of what was given: it is another one each time."""
-    real = {leaf: tensor for leaf, tensor in enumerate(tensors_in(found)) if type(tensor) in _REAL}
-    if not real:
-        return TapeEntry(asker, _kept(given), found, {})
-    numbers = {id(tensor): number for number, tensor in enumerate(tensors_in(given))}
-    if any(id(tensor) not in numbers for tensor in real.values()):
+    leaves, arguments = tensors_in(found), tensors_in(given)
+    numbers = {id(tensor): number for number, tensor in enumerate(arguments)}
+    passed = {leaf: numbers[id(tensor)] for leaf, tensor in enumerate(leaves) if id(tensor) in numbers}
+    if any(type(tensor) in _REAL and leaf not in passed for leaf, tensor in enumerate(leaves)):
         return None
-    passed = {leaf: numbers[id(tensor)] for leaf, tensor in real.items()}
+    roots = {id(_root(tensor)): number for number, tensor in enumerate(arguments) if isinstance(tensor, Renewed)}
+    bases = {leaf: id(tensor.base) for leaf, tensor in enumerate(leaves) if isinstance(tensor, Renewed)}
+    views = {leaf: roots[base] for leaf, base in bases.items() if base in roots}
     return TapeEntry(
-        asker, _kept(given), replaced(found, lambda tensor: _HOLE if type(tensor) in _REAL else tensor), passed
+        asker, _kept(given), replaced(found, lambda tensor: _HOLE if type(tensor) in _REAL else tensor), passed, views
     )
 
 
@@ -153,7 +185,9 @@ def _kept(value: Any) -> Any:
 def _is_one(known: Any, given: Any) -> bool:
     """The very object that it was, alone, as most modules are given: looked at first, in a third of the time."""
     (args, kwargs), (known_args, known_kwargs) = given, known
-    return len(args) == 1 == len(known_args) and args[0] is known_args[0] and not (kwargs or known_kwargs)
+    if len(args) != 1 or len(known_args) != 1 or kwargs or known_kwargs:
+        return False
+    return args[0] is known_args[0] or _is_renewed(known_args[0], args[0])
 
 
 def _is_alike(known: Any, value: Any) -> bool:
@@ -167,10 +201,14 @@ def _is_alike(known: Any, value: Any) -> bool:
             return not (known or value) or (
                 known.keys() == value.keys() and all(_is_alike(part, value[key]) for key, part in known.items())
             )
-        return kind in _PLAIN and bool(known == value)
+        return _is_renewed(known, value) or (kind in _PLAIN and bool(known == value))
     if kind is _Like:
         return type(value) in _REAL and value.shape == known.shape and value.dtype is known.dtype
     return kind is _OfClass and type(value) is known.kind and _is_alike(known.parts, parts_of(value))
+
+
+def _is_renewed(known: Any, value: Any) -> bool:
+    return isinstance(known, Renewed) and isinstance(value, Renewed) and value.mark is known.mark
 
 
 _REAL = {torch.Tensor, torch.nn.Parameter}
