@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import runpy
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from weft.workload.cutting.cut_step import OtherCallsError
 from weft.workload.cutting.placeholder import Placeholder, PlaceholderError, placeholder_of
 from weft.workload.cutting.tape import Tape, playing
 
@@ -155,3 +157,21 @@ def test_a_placeholder_is_made_for_a_run_only_where_somebody_has_that_of_an_earl
     assert answer() is spare()
     kept = [answer() for _ in range(3)]
     assert [each.is_kept for each in kept] == [True, True, False]
+
+
+def test_what_another_stage_returns_in_an_object_is_not_taken_for_what_the_step_has_kept() -> None:
+    """The object is known by heart, so it is the same in each run, and it is told that nothing in it crosses."""
+
+    class Holding(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            return types.SimpleNamespace(x=super().forward(x))
+
+    def forward(model: Memory, x: torch.Tensor) -> torch.Tensor:
+        return model.three(model.two(model.one(x).x + 1))
+
+    model = Memory(forward)
+    model.one = Holding(4, 4)
+    run = last_stage(model)
+    for _ in range(3):
+        with pytest.raises(OtherCallsError):
+            run()

@@ -34,7 +34,7 @@ from weft.workload.compiling.compiled import uncompiled
 from weft.workload.cutting.leaves import parts_of, replaced, tensors_in
 from weft.workload.cutting.modes import NumbersRead
 from weft.workload.cutting.placeholder import Placeholder, placeholder_of, sized, without_numbers
-from weft.workload.cutting.tape import alone
+from weft.workload.cutting.tape import alone, of_no_run
 from weft.workload.cutting.visible import Forward, Visible
 from weft.workload.workload import WorkloadError
 
@@ -338,7 +338,7 @@ class SkippedCalls:
         record = self._records.get(key) or self._by_first.get(key[:-1])  # a mask may be there, or not
         read = NumbersRead()
         try:
-            with torch.enable_grad(), _quiet(), read.looking():
+            with torch.enable_grad(), _quiet(), read.looking(), of_no_run():  # its objects are given to others, too
                 returned = returned_of(uncompiled(forward)(*given[0], **given[1]), given)
         except Exception as error:  # whatever a module raises that gets no numbers
             return self._recorded(key, record) if record is not None else self._shaped_alike(key, visible, given, error)

@@ -10,9 +10,10 @@ has kept from an earlier run, and may give to torch beside it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from operator import is_
@@ -152,6 +153,16 @@ def alone(compute: Callable[..., Made], *args: Any) -> Made:
         return compute(*args)
     finally:
         playing.tape, playing.redraws = before
+
+
+@contextlib.contextmanager
+def of_no_run() -> Iterator[None]:
+    """What is made within has no numbers in any run."""
+    run, playing.run = playing.run, None
+    try:
+        yield
+    finally:
+        playing.run = run
 
 
 def _entry(asker: object, given: Any, found: Any) -> TapeEntry | None:
