@@ -109,16 +109,21 @@ class Noisy(nn.Module):
         return x + self.scale * torch.randn_like(x) if self.training else x
 
 
-class _Sign(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.sign() * 0.5
+class _Signed(torch.autograd.Function):
+    """Its backward writes over what it has kept, as nobody asks for it twice."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return gradient * (x.abs() < 1)
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        made = linear(x, weight)
+        ctx.save_for_backward(x, weight)
+        ctx.inside = (made.abs() < 1).to(made.dtype)
+        return made.sign() * 0.5
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        gradient = ctx.inside.mul_(gradient)
+        return gradient @ weight, gradient.reshape(-1, WIDTH).T @ x.reshape(-1, WIDTH)
 
 
 class Signs(nn.Module):
@@ -129,7 +134,7 @@ class Signs(nn.Module):
         self.layer = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Sign.apply(self.layer(x))
+        return _Signed.apply(x, self.layer.weight) + self.layer.bias
 
 
 class Both(nn.Module):

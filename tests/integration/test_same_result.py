@@ -119,6 +119,51 @@ def test_several_stages_in_a_worker_give_it_too(daemon: RealDaemon, job: str, sc
     assert same_as_the_plain_loop(daemon, examples_spec(JOBS[job], stages=4, microbatches=6, **how))
 
 
+IN_PLACE = """
+import torch, weft
+from torch import nn
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.kept = x.detach().clone(), weight.detach().clone()
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.kept
+        ctx.kept = x.mul_(0.5), weight.mul_(0.5)
+        return gradient @ weight, gradient.T @ x
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6) * 0.3)
+
+    def forward(self, x):
+        return Scaled.apply(x, self.weight)
+
+def workload():
+    layers = (each for _ in range(4) for each in (Layer(), nn.Tanh()))
+    data = torch.randn(20, 6), torch.randn(20, 6)
+    optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.5)
+    return weft.Workload(nn.Sequential(*layers), data, loss=nn.MSELoss(), optimizer=optimizer)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["zero-bubble", "zero-bubble-v"])
+def test_a_backward_in_two_parts_runs_a_function_once_that_writes_over_what_it_has_kept(
+    daemon: RealDaemon, tmp_path: Path, schedule: str
+) -> None:
+    """As fused losses do. It ran in both parts: the job trained, with other numbers."""
+    (tmp_path / "job.py").write_text(IN_PLACE)
+    job = {"entry": "job.py:workload", "epochs": 2, "batch_size": 8, "seed": 11}
+    strategy = {"stages": 4 if schedule in STAGES_PER_WORKER else 2, "microbatches": 4, "schedule": schedule}
+    spec = JobSpec.parse({"job": job, "strategy": strategy, "directory": str(tmp_path)})
+    assert same_as_the_plain_loop(daemon, spec)
+
+
 def test_a_schedule_from_a_file_gives_it_too_and_the_file_may_go(daemon: RealDaemon, tmp_path: Path) -> None:
     """The first worker has the first and the last stage."""
     grid = tmp_path / "mine.grid"

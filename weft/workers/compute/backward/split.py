@@ -12,9 +12,10 @@ are the same.
 
 A parameter beside several border nodes, or whose gradient goes on to another stage, has its gradient in the first part,
 where autograd sums it in its own order; in the second it is added to `p.grad`. So has one of a kernel that cannot make
-the parameters' gradients without the others, and a border's that are all vectors, as a norm's: a sum of what passes
-there costs less than another call of autograd. Where nothing that was received has a gradient, the second part is the
-whole backward. After Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024; torch's own pipelines split in a like way.
+the parameters' gradients without the others, one of a node that may not run twice (`once`), and a border's that are all
+vectors, as a norm's: a sum of what passes there costs less than another call of autograd. Where nothing that was
+received has a gradient, the second part is the whole backward. After Qi et al., Zero Bubble Pipeline Parallelism, ICLR
+2024; torch's own pipelines split in a like way.
 
 What is added to the kernels' time, on caches that these have emptied, is most of what a split costs. So the graph is
 walked once, and the engine is called as torch.autograd calls it, without the checks of shapes that it makes before.
@@ -28,6 +29,8 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from weft.workers.compute.backward.once import differs_again, runs_forward_again
 
 _run_engine = torch.autograd.Variable._execution_engine.run_backward
 _LEAF: Any = type(get_gradient_edge(torch.zeros(0, requires_grad=True)).node)  # AccumulateGrad
@@ -113,18 +116,39 @@ class _Graph:
         self.has_path = not path.isdisjoint(self._below)
         starts = path.union(node for node, _ in self._roots)
         self._borders = [(node, beside[node]) for node in reversed(beside) if node in starts]
+        self._behind_borders = [
+            (node, own) for node, own in beside.items() if node not in starts and not isinstance(node, _LEAF)
+        ]
 
     def shared(self, handed_on: Collection[torch.Tensor]) -> list[torch.Tensor]:
-        """Parameters beside several borders, those that are handed on, and those that a first part makes with ease."""
+        """Parameters beside several borders, those that are handed on, those that a first part makes with ease, and
+        those behind a node that would run in both parts and may not."""
         counts: dict[int, int] = {}
         for _, beside in self._borders:
             for parameter in beside:
                 counts[id(parameter)] = counts.get(id(parameter), 0) + 1
         wanted = {id(parameter) for parameter in handed_on}
+        wanted.update(number for number, count in counts.items() if count > 1)
         for node, beside in self._borders if self.has_path else ():
             if node.name() in _AT_ONCE or all(parameter.dim() <= 1 for parameter in beside):
                 wanted.update(map(id, beside))
-        return _once([p for _, beside in self._borders for p in beside if counts[id(p)] > 1 or id(p) in wanted])
+        if self.has_path or wanted:
+            self._want_what_runs_once(wanted)
+        return _once([p for _, beside in self._borders for p in beside if id(p) in wanted])
+
+    def _want_what_runs_once(self, wanted: set[int]) -> None:
+        """Adds parameters, by id. Behind a border a node runs in the second part alone, unless it leads to what the
+        first one makes, too."""
+        for nodes, runs_twice in (self._borders, differs_again), (self._behind_borders, runs_forward_again):
+            for node, own in nodes:
+                numbers = {id(p) for p in own}
+                if not numbers <= wanted and runs_twice(node):
+                    wanted |= numbers
+        parts = [{id(p) for p in own} for node, own in self._behind_borders if len(own) > 1 and differs_again(node)]
+        size = -1
+        while size < len(wanted):  # what one has added may be another's, too
+            size = len(wanted)
+            wanted.update(*(part for part in parts if not wanted.isdisjoint(part)))
 
     def borders(self, shared: Collection[torch.Tensor]) -> list[_Border]:
         """Of the other parameters; those of later computations first."""
