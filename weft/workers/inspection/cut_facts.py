@@ -24,8 +24,8 @@ from weft.plan.error_places import within
 from weft.spec.job_spec import JobSpec
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
-from weft.workers.inspection.cut_proof import MAX_TRIES, CutProof, Whole, evaluating, telling, told_of_a_draw
-from weft.workers.inspection.cut_trial import CutTrial, attributes_of, others_of, put_back, run_as_it_is
+from weft.workers.inspection.cut_proof import MAX_TRIES, CutProof, StatesOfRuns, Whole, telling, told_of_a_draw
+from weft.workers.inspection.cut_trial import CutTrial, attributes_of, others_of, run_as_it_is
 from weft.workers.inspection.looked_at import LookedAt
 from weft.workers.inspection.ran import (
     DRAWS,
@@ -112,12 +112,13 @@ class CutInspection:
         self._model, self._workload, self._spec = workload.model, workload, spec
         self._samples, self._small, self._held_out = samples, small, held_out
         self._least, self._between = least, between
-        self._trained = trained
-        self._device = device
+        self._trained, self._device = trained, device
         self._precision = partial(computing_in, spec.strategy.precision, device)
         self._learns = spec.job.mode == "train"
         self._step = training_step(workload) if self._learns else validation_step(workload)
-        self._kept = {name: buffer.clone() for name, buffer in workload.model.named_buffers()}  # for each run
+        train = partial(self._record, self._step, self._largest) if self._learns else None
+        self._states = StatesOfRuns(workload.model, train)
+        self._restore = self._states.restore
         self._changing: Sequence[str] = ()  # parameters that the step changes by itself
         self._backward_changes: list[str] = []  # parameters and buffers
         self._writing: set[int] = set()  # as of CutTrial, in any run
@@ -125,8 +126,7 @@ class CutInspection:
         self._microbatch = 0  # in the key of random numbers
         self._other_draws: list[int] = []  # numbers of microbatches that leave out other blocks
         self._metrics: list[str] = []
-        self._others = OtherGenerators()
-        self._draws = Draws()
+        self._others, self._draws = OtherGenerators(), Draws()
         self._needs_own_batch = False  # some run of a whole step has written to its batch, or kept some of it
 
     def run(self, leave: Callable[[nn.Module], None], packed: dict[str, Any], load_seconds: float) -> Ran:
@@ -147,9 +147,8 @@ class CutInspection:
             self._mark_carriers(units, recorded)
             self._time(units, recorded, cuts, skipped)
             values = self._values(recorded, skipped)
-        if self._needs_own_batch:  # any stage runs the line that does, if it ends behind it
-            for unit in units:
-                unit["in_place"] = True
+        for unit in units if self._needs_own_batch else ():  # any stage runs the line that does, if it ends behind it
+            unit["in_place"] = True
         self._device.give_back(self._model)
         return Ran(
             units=units,
@@ -216,7 +215,7 @@ class CutInspection:
         recorded, recording = self._fullest()
         if self._learns and recording.changed:
             self._changing = recording.changed
-            self._kept |= others_of(self._model, self._changing)
+            self._states.begin_with(others_of(self._model, self._changing))
             del recorded, recording
             self._restore()
             recorded, recording = self._fullest()
@@ -266,16 +265,17 @@ class CutInspection:
             self._restore()
         return recorded.with_gradients(names)
 
-    def _restore(self) -> None:
-        put_back(self._model, self._kept)
-
     def _with_validation(self, recorded: Recorded) -> Recorded:
         """What validation passes on may be other values: a dropout then gives back what it got."""
-        with evaluating(self._model):
-            other, _ = self._record(validation_step(self._workload), self._held_out[max(self._held_out)])
-            self._metrics = [name for name in self._results(other.result) if name != "loss"]
+        other = self._states.evaluated(partial(self._of_validation, self._held_out[max(self._held_out)]))
         self._restore()
         return recorded.merged(other, step_source(self._workload, learns=False))
+
+    def _of_validation(self, batch: Any) -> Recorded:
+        with self._states.evaluating():
+            recorded, _ = self._record(validation_step(self._workload), batch)
+            self._metrics = [name for name in self._results(recorded.result) if name != "loss"]
+            return recorded
 
     def _validated(self) -> Whole:
         """Validation's step, looked at by nobody: some modules compute in another way where somebody does."""
@@ -283,7 +283,7 @@ class CutInspection:
         calls = SeededCalls(self._model)
         own = with_tensors(batch, torch.Tensor.clone)
         with (
-            evaluating(self._model),
+            self._states.evaluating(),
             self._device.drawing,
             self._precision(),
             within(_PLACE, innermost=True),
@@ -291,7 +291,7 @@ class CutInspection:
             numbers.running(self._seed),
         ):
             values = self._results(step(self._model, own))
-        outcome = TrialOutcome.of(self._model, values, self._changing, learns=False)
+            outcome = TrialOutcome.of(self._model, values, self._changing, learns=False)
         self._restore()
         return Whole(step, batch, outcome, learns=False)
 
@@ -300,8 +300,7 @@ class CutInspection:
     ) -> list[int]:
         def proof(wholes: Sequence[Whole]) -> CutProof:
             trial, again = partial(self._trial, recorded, skipped), bool(recorded.late)
-            how = {"restore": self._restore, "forget": skipped.forget}
-            return CutProof(self._model, wholes, trial, seed=self._seed, goes_back=again, **how)
+            return CutProof(self._states, wholes, trial, seed=self._seed, forget=skipped.forget, goes_back=again)
 
         cuts = [unit for unit in range(1, len(recorded.units)) if unit not in problems]
         if cuts and (why := proof(wholes).lasting()) is not None:
@@ -381,18 +380,24 @@ class CutInspection:
         largest = max(self._samples)
         shapes = {value.name: {largest: tuple(value.tensor.shape)} for value in recorded.values}
         for size, batch in self._samples.items():
-            if size == largest:
-                continue
-            self._model.train(self._learns and size in self._trained)
-            other, _ = self._record(self._step, batch)
-            skipped.learn_needed(other.returned)
-            for value in other.values:
-                shapes.setdefault(value.name, {})[size] = tuple(value.tensor.shape)
+            if size != largest:
+                other = self._of_size(size, batch)
+                skipped.learn_needed(other.returned)
+                for value in other.values:
+                    shapes.setdefault(value.name, {})[size] = tuple(value.tensor.shape)
         self._model.train(self._learns)
-        for batch in (
-            self._held_out.values() if self._learns and (skipped.needed or self._spec.strategy.compile) else ()
-        ):
-            with evaluating(self._model):
-                skipped.learn_needed(self._record(validation_step(self._workload), batch)[0].returned)
+        looks_again = self._learns and (skipped.needed or self._spec.strategy.compile)
+        for batch in self._held_out.values() if looks_again else ():
+            skipped.learn_needed(self._states.evaluated(partial(self._of_validation, batch)).returned)
         self._restore()
         return [value_facts(value, shapes[value.name]) for value in recorded.values]
+
+    def _of_size(self, size: int, batch: Any) -> Recorded:
+        trains = self._learns and size in self._trained  # batch norm trains on no single sample
+
+        def run() -> Recorded:
+            with contextlib.nullcontext() if trains else self._states.of_validation():
+                self._model.train(trains)
+                return self._record(self._step, batch)[0]
+
+        return run() if trains else self._states.evaluated(run)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.workers.inspection.cut_trial import CutTrial, StageError
-from weft.workers.inspection.ran import TrialOutcome
+from weft.workers.inspection.cut_trial import CutTrial, StageError, put_back
+from weft.workers.inspection.ran import Result, TrialOutcome, tried
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import OtherCallsError, Step
 from weft.workload.cutting.operation import KEEP_IN_BUFFERS
@@ -37,26 +37,88 @@ class Whole:
     learns: bool
 
 
+class StatesOfRuns:
+    """Buffers of a model, and parameters that its step changes by itself, as each run is to find them: as the model was
+    built, or in validation as a step of training has left them, where it needs that."""
+
+    def __init__(self, model: nn.Module, train: Callable[[], object] | None) -> None:
+        """train: runs a step of training, in a job that trains."""
+        self.model = model
+        self._train = train
+        self._kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        self._trained: dict[str, torch.Tensor] | None = None
+
+    def begin_with(self, others: Mapping[str, torch.Tensor]) -> None:
+        """others: parameters, by name."""
+        self._kept |= others
+
+    def restore(self) -> None:
+        """Behind each run."""
+        put_back(self.model, self._kept)
+
+    def evaluated(self, run: Callable[[], Result]) -> Result:
+        """What a run in validation's mode returns. No job has one before it has trained, and some layers begin with the
+        first batch that they train on: so where it raises with the model as it was built, it has another one."""
+        if self._train is not None and self._trained is None:
+            if (found := tried(run)) is not None:
+                return found
+            self.restore()
+            self.model.train()
+            self._train()
+            self._trained = self._now()
+            self.restore()
+        return run()
+
+    def _now(self) -> dict[str, torch.Tensor]:
+        named = (*self.model.named_buffers(), *self.model.named_parameters())
+        buffers = {name for name, _ in self.model.named_buffers()}
+        return {name: tensor.detach().clone() for name, tensor in named if name in buffers | self._kept.keys()}
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """As validation does."""
+        was = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad(), self.of_validation():
+                yield
+        finally:
+            self.model.train(was)
+
+    @contextlib.contextmanager
+    def of_validation(self) -> Iterator[None]:
+        """What runs inside finds what validation does."""
+        if self._trained is None:
+            yield
+            return
+        kept, self._kept = self._kept, self._trained
+        self.restore()
+        try:
+            yield
+        finally:
+            self._kept = kept
+            self.restore()
+
+
 class CutProof:
-    """trial_of: of a step, cut so. restore: called behind each run, for the model's buffers. forget: before one that is
-    to skip calls for the first time. goes_back: whether the step goes through units again."""
+    """trial_of: of a step, cut so. states: what each run finds, and is put back behind it. forget: called before a run
+    that is to skip calls for the first time. goes_back: whether the step goes through units again."""
 
     def __init__(
         self,
-        model: nn.Module,
+        states: StatesOfRuns,
         wholes: Sequence[Whole],
         trial_of: Callable[[Sequence[int], Step], CutTrial],
         *,
         seed: Seed,
-        restore: Callable[[], None],
         forget: Callable[[], None],
         goes_back: bool,
     ) -> None:
-        self._model = model
+        self._model = states.model
         self._wholes = wholes
         self._trial_of = trial_of
         self._seed = seed
-        self._restore = restore
+        self._states = states
         self._forget = forget
         self._goes_back = goes_back
 
@@ -132,7 +194,7 @@ class CutProof:
     def _difference(self, cuts: Sequence[int]) -> str | None:
         """What differs in runs that are cut so, or None. Errors: StageError."""
         for whole in self._wholes:
-            with contextlib.nullcontext() if whole.learns else evaluating(self._model):
+            with contextlib.nullcontext() if whole.learns else self._states.evaluating():
                 trial = self._trial_of(cuts, whole.step)
                 differs = self._difference_of(trial, whole) or self._difference_of(trial, whole)  # skips by heart then
                 if differs is None and trial.has_renewed():  # which leaves nothing in the modules that are skipped
@@ -148,20 +210,9 @@ class CutProof:
             values = trial.run(whole.batch, self._seed)
             return whole.outcome.difference(whole.outcome.like(self._model, values, learns=whole.learns))
         finally:
-            self._restore()
+            self._states.restore()
             for parameter in self._model.parameters():
                 parameter.grad = None
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    was = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was)
 
 
 def told_of_a_draw(cause: BaseException | None) -> str:

@@ -140,7 +140,7 @@ def _value_facts(number: int, outputs: Mapping[int, torch.Tensor]) -> dict[str, 
         "readers": [number + 1],
         "dtype": dtype_name(largest.dtype),
         "itemsize": largest.element_size(),
-        "shapes": [[size, list(y.shape)] for size, y in outputs.items()],
+        "shapes": [[size, list(y.shape)] for size, y in sorted(outputs.items())],
         "differentiable": can_have_gradient(largest),
     }
 
@@ -180,7 +180,9 @@ class _Runs:
         self._has_replicas = spec.strategy.may_have_replicas
         self._splits = spec.strategy.may_split_backwards and spec.job.mode == "train"
         self._device = device
-        self._shaped: dict[int, Any] = {size: device.put(x) for size, (x, _) in samples.items()}
+        # Training first: some layers begin with the first batch that they train on, and evaluate none before it.
+        by_mode = sorted(samples, key=lambda size: (size not in trained, size))
+        self._shaped: dict[int, Any] = {size: device.put(samples[size][0]) for size in by_mode}
         self._largest: Any = device.put(inputs)
         self._target = device.put(target)
         self._small: Any = self._largest[: self.small_size]
