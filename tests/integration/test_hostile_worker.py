@@ -57,7 +57,7 @@ def writings(kind, other):
         "a report of nothing sent": frame({"type": "report", **own(lane="compute", count=999, records=b"", values=[])}),
         "a report of no lane": frame({"type": "report", **own(lane="nowhere", count=1, records=b"", values=[])}),
         "a report of 7 bytes": frame({"type": "report", **own(lane="compute", count=0, records=b"1234567", values=[])}),
-        "an inspection of nothing": frame({"type": "inspected", **own(inspection={})}),
+        "an inspection of nothing": frame({"type": "inspected", **own(inspection={}, code={})}),
         "of another's fault": frame({"type": "fault", "job": other, "attempt": 1, "reason": "internal",
                                      "message": "not mine", "exit_code": 1, "exception": ""}),
         "of another's end": frame({"type": "saved", "job": other, "attempt": 1}),

@@ -20,6 +20,7 @@ from weft.transport.wire.worker_messages import checked
 from weft.workers.compute.pairs import DataPair
 from weft.workers.compute.unit_stage import UnitStage
 from weft.workers.devices.host import HostDevice
+from weft.workload.code.version import CodeChanged
 from weft.workload.cutting.calls import SeededCalls
 from weft.workload.entry import load_workload
 from weft.workload.faults import MAX_MESSAGE_CHARS, Fault, NonFiniteLoss, fault_of
@@ -41,6 +42,7 @@ def raised(error: BaseException) -> BaseException:
         (NonFiniteLoss(3, float("nan")), "non-finite-loss", 1),
         (WorkloadError("Workload.train has length 0; give one"), "invalid-workload", 2),
         (SpecError("job.entry: no such file"), "invalid-workload", 2),
+        (CodeChanged("digits-1", ["/jobs/train.py"]), "code-changed", 2),
     ],
 )
 def test_our_own_errors_say_what_to_change_and_nothing_else(error: Exception, reason: str, exit_code: int) -> None:

@@ -92,18 +92,16 @@ def load_again(before: Collection[str], spec: JobSpec) -> Workload:
 def foreign_modules(before: Collection[str]) -> list[str]:
     """The names of those that have come since from source that is installed nowhere: what stands beside the job's
     directory, or is installed to be edited, may be other source by the next job, and `unload` leaves it."""
-    names = set(sys.modules) - set(before)
-    installed = {root for root in {name.partition(".")[0] for name in names} if _is_of_installed(root)}
-    return [name for name in names if name.partition(".")[0] not in installed and _is_foreign(name)]
+    return [name for name in _of_no_package(before) if _is_foreign(name)]
 
 
 def files_of_job(spec: JobSpec, before: Collection[str]) -> list[Path]:
-    """Of the modules that `unload` would forget, and of those that are installed nowhere."""
-    directory, foreign = Path(spec.directory).resolve(), set(foreign_modules(before))
-    names = [name for name in set(sys.modules) - set(before) if name.partition(".")[0] != "weft"]
-    modules = [sys.modules[name] for name in names if name in foreign or _is_of_job(sys.modules[name], directory)]
-    imported = {path.resolve() for each in modules for path in _locations(each)}
-    return sorted({spec.entry_file.resolve(), *(path for path in imported if path.is_file())})
+    """Of the modules that `unload` would forget, and of those that are installed nowhere; as they were named, which may
+    be by links."""
+    directory, names = Path(spec.directory).resolve(), _of_no_package(before)
+    own = [name for name in names if _is_foreign(name) or _is_of_job(sys.modules[name], directory)]
+    imported = {path for name in own for path in _locations(sys.modules[name])}
+    return sorted({spec.entry_file, *(path for path in imported if path.is_file())})
 
 
 def _module_name(path: Path) -> str:
@@ -244,6 +242,14 @@ def _check_metrics(metrics: object) -> None:
 def _is_of_job(module: ModuleType, directory: Path) -> bool:
     places = [path.resolve() for path in _locations(module)]
     return any(path.is_relative_to(directory) and not is_installed(path) for path in places)
+
+
+def _of_no_package(before: Collection[str]) -> list[str]:
+    """The names of the modules that have come since and are of no installed package. To resolve the path of each of a
+    library's thousand modules would take a second."""
+    names = set(sys.modules) - set(before)
+    installed = {root for root in {name.partition(".")[0] for name in names} if _is_of_installed(root)}
+    return [name for name in names if name.partition(".")[0] not in installed]
 
 
 def _is_of_installed(package: str) -> bool:

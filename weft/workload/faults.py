@@ -15,6 +15,7 @@ from weft.machine.free_memory import SharedMemoryFull
 from weft.machine.run_file import RunFileError
 from weft.plan.error_places import places_of, samples_place
 from weft.spec.job_spec import SpecError
+from weft.workload.code.version import CodeChanged
 from weft.workload.compiling.compiler import cannot_compile, is_compilers
 from weft.workload.origin import is_ours, is_users
 from weft.workload.workload import WorkloadError
@@ -54,6 +55,8 @@ def fault_of(error: BaseException) -> Fault:
             return Fault("corrupted", encodable(_with_places(error)), SOFTWARE)
         case WorkloadError() | SpecError() | CheckpointError() if is_out_of_memory(error.__cause__):
             return Fault("out-of-memory", _traceback(error), 1, type(error.__cause__).__name__)
+        case CodeChanged():
+            return Fault("code-changed", encodable(str(error)), 2)
         case WorkloadError() | SpecError():
             return Fault("invalid-workload", encodable(_with_places(error)), 2)
         case CheckpointError():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import random
 import threading
 import time
@@ -22,13 +23,15 @@ from weft.machine.crew import make_crew
 from weft.metrics.prometheus.exporter import Exporter
 from weft.plan.kinds import MODE_INDEX
 from weft.plan.rows import pack
-from weft.scheduler.core.events import CancelRequested
+from weft.scheduler.core.events import CancelRequested, PlanJob, Prepare
 from weft.scheduler.core.job import Phase
 from weft.scheduler.daemon import plans
 from weft.scheduler.daemon.driver import Driver
+from weft.scheduler.daemon.orders import order_of
 from weft.scheduler.daemon.pool import Pool
 from weft.scheduler.daemon.replacing.estate import Estate
 from weft.scheduler.ledger.ledger import AsyncLedger, JobRow, Ledger
+from weft.scheduler.runs.run_directory import CODE, read_code
 from weft.scheduler.runs.run_writer import RunWriter
 from weft.spec.job_spec import JobSpec
 from weft.spec.settings import Settings
@@ -103,7 +106,7 @@ ROW = [MODE_INDEX["stall_dispatch"], -1, 0, -1, 1_000, 2_000]
 VALUES = [{"iteration": 0, "means": {"loss": 1.0}, "facts": {"lr": 0.1}}]
 PROGRESS = {"lane": "compute", "done": 0, "taken": 1, "seconds": 0.5, "waits_for": 0}
 SAID: dict[str, tuple[Phase, Message]] = {  # the phase of the job in which its worker says it
-    "inspected": (Phase.PLANNING, {"inspection": INSPECTION}),
+    "inspected": (Phase.PLANNING, {"inspection": INSPECTION, "code": {"/line.py": 64 * "0"}}),
     "prepared": (Phase.PREPARING, {}),
     "report": (Phase.RUNNING, {"lane": "compute", "count": 0, "records": pack(ROW), "values": VALUES}),
     "progress": (Phase.RUNNING, {"lanes": [PROGRESS]}),
@@ -370,6 +373,42 @@ async def test_what_a_worker_says_of_a_job_that_it_does_not_hold_is_not_heard(tm
         assert stage.phase(first) is stage.phase(second) is Phase.RUNNING
         await stage.end(first)
         await stage.end(second)
+
+
+async def test_the_version_of_its_code_goes_with_every_order_to_load_a_job_and_is_kept(tmp_path: Path) -> None:
+    first, other = 64 * "0", 64 * "1"
+    async with staged(tmp_path) as stage:
+        job = await stage.submit(spec(), holds=Phase.PLANNING, until=Phase.PLANNING)
+        run, worker = stage.driver.runs[job], stage.driver.core.jobs[job].workers[0]
+        inspect = PlanJob(job=job, attempt=1, worker=worker)
+        assert order_of(inspect, stage.driver.estate)["code"] == {}
+        stage.driver.hearing.said(worker, of(job, "inspected"))
+        await stage.until(lambda: stage.phase(job) is Phase.RUNNING, "its run")
+        assert run.attempt is not None
+        prepare = Prepare(job=job, attempt=1, arenas=1, worker=worker, position=0, plan=run.attempt.plan)
+        for order in inspect, prepare:
+            assert order_of(order, stage.driver.estate)["code"] == {"/line.py": first}
+        stage.driver.hearing.lost(worker, -9)  # its next attempt is planned anew, by a worker that has loaded more
+        found = {"/line.py": other, "/layers.py": other}
+        stage.driver.hearing._note_code(found, run)
+        assert run.code == {"/line.py": first, "/layers.py": other}
+        await run.files.written()
+        assert read_code(run.files.path) == run.code
+        await stage.end(job)
+
+
+async def test_the_next_daemon_knows_it_and_a_new_job_does_not(tmp_path: Path) -> None:
+    """A run directory may have been there before: of a job of the same name, in a ledger that was lost."""
+    async with staged(tmp_path) as stage:
+        submission = await stage.ledger.run(Ledger.add, spec().to_wire(), uid=0, priority=0, submitted_at=time.time())
+        row, known = submission.row, {"/line.py": 64 * "0"}
+        await asyncio.to_thread(Path(row.run_dir).mkdir, parents=True)
+        await asyncio.to_thread(Path(row.run_dir, CODE).write_text, json.dumps(known))
+        stage.pool.holds[row.job] = Phase.PLANNING
+        for attempt, code in (1, {}), (2, known):
+            stage.driver.adopt(row, attempt=attempt)
+            assert stage.driver.runs[row.job].code == code
+            await stage.end(row.job)
 
 
 # --- bugs of ours, at every place where the driver does something about one job

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from weft.machine import run_file
 from weft.metrics.prometheus.exporter import Exporter
 from weft.scheduler.runs import run_directory
-from weft.scheduler.runs.run_directory import RunDirectory, read_log, tidy
+from weft.scheduler.runs.run_directory import CODE, RunDirectory, read_code, read_log, tidy
 from weft.scheduler.runs.run_writer import RunWriter
 
 WriteAtOnce = runpy.run_path(str(Path(__file__).parents[2] / "write_at_once.py"))["WriteAtOnce"]
@@ -214,3 +214,10 @@ def test_what_comes_after_the_end_is_dropped(tmp_path: Path, write: str) -> None
     late(*(["plan.json"] if write == "keep" else []), "late\n")
     directory.flush()
     assert not (tmp_path / "digits-1").exists()
+
+
+@pytest.mark.parametrize("data", ["", "[]", '{"line.py": 1}', "[" * 100_000, "\udcff"])
+def test_digests_of_code_that_nobody_can_read_are_none(tmp_path: Path, data: str) -> None:
+    assert read_code(tmp_path) == {}
+    (tmp_path / CODE).write_bytes(data.encode(errors="surrogateescape"))
+    assert read_code(tmp_path) == {}

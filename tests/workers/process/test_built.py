@@ -13,8 +13,9 @@ import pytest
 
 from weft.plan.worker_view import Unneeded
 from weft.spec.job_spec import JobSpec
-from weft.workers.process.built import Untouched, built, is_much
+from weft.workers.process.built import Untouched, built, built_again, is_much
 from weft.workload.building import LITTLE_BYTES, digest_of, number_of
+from weft.workload.code.version import CodeChanged, CodeVersion
 from weft.workload.entry import load_workload, unload
 from weft.workload.workload import WorkloadError
 
@@ -38,6 +39,7 @@ def workload(kind="", error=""):
                          optimizer=lambda params: torch.optim.SGD(params, lr=0.1))
 """
 LARGE = LITTLE_BYTES + 1
+UNKNOWN = CodeVersion("digits", {})
 
 
 @pytest.fixture
@@ -73,7 +75,7 @@ def test_what_is_unneeded_has_no_memory_where_there_is_much_of_it_and_nobody_ask
     unneeded = without(0, 1, spec=spec, num_bytes=num_bytes)
     assert is_much(unneeded) is (num_bytes > LITTLE_BYTES)
     whole = load_workload(spec).model
-    with built(spec, unneeded, set(sys.modules), Untouched()) as workload:
+    with built(spec, unneeded, set(sys.modules), Untouched(), UNKNOWN) as workload:
         model = workload.model
         places = {model.get_parameter(f"{layer}.weight").data_ptr() for layer in range(3)}
         assert len(places) == (2 if is_shared else 3)
@@ -86,7 +88,7 @@ def test_a_function_that_raises_is_called_again_in_a_module_of_its_own_and_its_e
     before = set(sys.modules)
     with (
         pytest.raises(ValueError, match="call 1: no such thing"),
-        built(of(spec, error="no such thing"), unneeded, before, Untouched()),
+        built(of(spec, error="no such thing"), unneeded, before, Untouched(), UNKNOWN),
     ):
         pass
 
@@ -108,12 +110,12 @@ def test_whole_models_are_built_one_at_a_time(
     has_begun, may_end, entered = threading.Event(), threading.Event(), threading.Event()
 
     def build() -> None:
-        with built(spec, unneeded, set(sys.modules), Untouched()):
+        with built(spec, unneeded, set(sys.modules), Untouched(), UNKNOWN):
             has_begun.set()
             may_end.wait(30.0)
 
     def build_too() -> None:
-        with built(spec, unneeded, set(sys.modules), Untouched()):
+        with built(spec, unneeded, set(sys.modules), Untouched(), UNKNOWN):
             entered.set()
 
     first, other = threading.Thread(target=build), threading.Thread(target=build_too)
@@ -135,7 +137,7 @@ def test_a_turn_ends_with_an_error_too(spec: JobSpec) -> None:
     for _ in range(2):
         with (
             pytest.raises(WorkloadError, match=r"job\.args"),
-            built(of(spec, nothing="1"), unneeded, set(sys.modules), Untouched()),
+            built(of(spec, nothing="1"), unneeded, set(sys.modules), Untouched(), UNKNOWN),
         ):
             pass
 
@@ -146,7 +148,7 @@ def test_a_part_with_other_values_than_were_inspected_is_built_again_whole(spec:
     assert digest is not None
     for told, is_whole in ((digest, False), (digest + 1, True)):
         unneeded = replace(without(0, 1, spec=spec), digests={4: told})
-        with built(spec, unneeded, set(sys.modules), Untouched()) as workload:
+        with built(spec, unneeded, set(sys.modules), Untouched(), UNKNOWN) as workload:
             weights = [workload.model.get_parameter(f"{layer}.weight") for layer in range(3)]
             assert len({each.data_ptr() for each in weights}) == (3 if is_whole else 2)
 
@@ -155,7 +157,7 @@ def test_what_is_built_and_not_kept_leaves_no_huge_pages_half_empty(spec: JobSpe
     """A worker's most memory was 1.3 times its part of the model, and 1.14 before its heap had huge pages."""
     libc, get = ctypes.CDLL(None), 42  # PR_GET_THP_DISABLE
     for num_bytes, inside in ((LARGE, 1), (LITTLE_BYTES, 0)):
-        with built(spec, without(1, spec=spec, num_bytes=num_bytes), set(sys.modules), Untouched()):
+        with built(spec, without(1, spec=spec, num_bytes=num_bytes), set(sys.modules), Untouched(), UNKNOWN):
             assert libc.prctl(get, 0, 0, 0, 0) == inside
         assert libc.prctl(get, 0, 0, 0, 0) == 0
 
@@ -168,7 +170,7 @@ def test_what_was_loaded_and_not_run_is_built_upon_once(spec: JobSpec) -> None:
     untouched.or_unload(spec, before)
     assert sys.modules.keys() - before, "a stage's classes are its own"
     for is_first, num_calls in (True, 1), (False, 2):
-        with built(spec, Unneeded(), before, untouched) as made:
+        with built(spec, Unneeded(), before, untouched, UNKNOWN) as made:
             assert (made is workload) == is_first
         assert len(calls.read_text()) == num_calls
 
@@ -190,3 +192,35 @@ def test_what_was_loaded_for_another_strategy_goes_with_its_modules(spec: JobSpe
     assert untouched.take(of(spec, kind="copies"), before) is None
     assert not sys.modules.keys() - before
     assert untouched.take(spec, before) is None
+
+
+def version_of(spec: JobSpec, before: set[str]) -> CodeVersion:
+    """As its inspection has noted it."""
+    version = CodeVersion("digits", {})
+    version.load(before, spec)
+    return version
+
+
+@pytest.mark.parametrize("num_bytes", [0, LARGE], ids=["whole", "without values"])
+def test_a_worker_builds_nothing_of_code_that_has_changed(spec: JobSpec, num_bytes: int) -> None:
+    """A worker in the place of a lost one took the edited file, and the job was trained by two versions of it."""
+    before = set(sys.modules)
+    version, unneeded = version_of(spec, before), without(1, spec=spec, num_bytes=num_bytes)
+    calls = Path(spec.directory, "calls")
+    num_calls = len(calls.read_text())
+    spec.entry_file.write_text(SOURCE.replace("160, 160", "160, 161"))
+    with pytest.raises(CodeChanged), built(spec, unneeded, before, Untouched(), version):
+        pass
+    with pytest.raises(CodeChanged):
+        built_again(spec, before, version)
+    assert len(calls.read_text()) == num_calls, "it is not even called"
+
+
+@pytest.mark.parametrize("num_bytes", [0, LARGE], ids=["whole", "without values"])
+def test_nor_of_code_that_changes_while_it_is_loaded(spec: JobSpec, num_bytes: int) -> None:
+    before, unneeded = set(sys.modules), without(1, spec=spec, num_bytes=num_bytes)
+    edits = "    if kind == 'edits':\n        pathlib.Path(__file__).write_text('edited = True')\n    layers ="
+    spec.entry_file.write_text(SOURCE.replace("    layers =", edits))
+    version, spec = version_of(spec, before), of(spec, kind="edits")
+    with pytest.raises(CodeChanged), built(spec, unneeded, before, Untouched(), version):
+        pass

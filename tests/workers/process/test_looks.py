@@ -60,7 +60,7 @@ class Worker:
             use_all=None,
             keep_kernels=self.keep_kernels,
         ).of(spec)
-        checked({"type": "inspected", "job": "a", "attempt": 1, "inspection": facts})
+        checked({"type": "inspected", "job": "a", "attempt": 1, "inspection": facts, "code": {}})
         return facts
 
 

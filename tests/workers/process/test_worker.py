@@ -90,6 +90,7 @@ def test_a_worker_says_once_in_the_jobs_log_that_memory_cannot_be_page_locked(
         "arenas": "digits-1",
         "snapshots": "digits-snapshots",
         "snapshot": None,
+        "code": {},
         "run_dir": str(tmp_path),
         "spec": plan.spec.to_wire(),
         "plan": view,

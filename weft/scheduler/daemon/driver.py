@@ -35,7 +35,7 @@ from weft.scheduler.planning.plan_notes import lines_of_plan
 from weft.scheduler.runs.recording import keep_profiled
 from weft.scheduler.runs.result import conclude, could_not_begin, details_of
 from weft.scheduler.runs.run import Changed, Run
-from weft.scheduler.runs.run_directory import RunDirectory, tidy
+from weft.scheduler.runs.run_directory import RunDirectory, read_code, tidy
 from weft.scheduler.runs.run_writer import RunWriter
 from weft.scheduler.runs.series import JobMetrics
 from weft.spec.candidates import instead_of, workers_wanted
@@ -121,6 +121,7 @@ class Driver:
             return
         files = RunDirectory(row.job, Path(row.run_dir), self.writer)
         run = Run(job=row.job, spec=spec, files=files, state=row.state, submitted_at=row.submitted_at)
+        run.code = read_code(files.path) if attempt > 1 else {}
         self.runs[row.job] = run
         self._begin_task("directory", row.job, self._make_directory(run))
         paused = row.state is JobState.PAUSED

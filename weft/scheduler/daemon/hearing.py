@@ -12,6 +12,7 @@ light fails its job as `internal`. Nothing in here raises.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -40,6 +41,7 @@ from weft.scheduler.core.job import Job, Phase
 from weft.scheduler.core.outcomes import CORRUPTED, OUT_OF_MEMORY
 from weft.scheduler.daemon.guard import Guard
 from weft.scheduler.runs.run import Run
+from weft.scheduler.runs.run_directory import CODE
 from weft.transport.wire.frames import Message
 from weft.transport.wire.worker_messages import Garbled, checked
 
@@ -199,7 +201,15 @@ class Hearing:
         if run.inspected_attempt == job.attempt:
             raise Garbled("inspected: a second time")
         run.inspected_attempt = job.attempt
+        self._note_code(message["code"], run)
         self._plan(message)
+
+    @staticmethod
+    def _note_code(found: Mapping[str, str], run: Run) -> None:
+        """found: digests by file. What was known of a file before stands: the worker has compared them."""
+        if found.keys() - run.code.keys():
+            run.code = {**found, **run.code}
+            run.files.keep(CODE, json.dumps(run.code, indent=1, sort_keys=True) + "\n")
 
     def _digest(self, worker: str, message: Message, job: Job) -> None:
         tasks = () if job.plan is None else job.plan.graph.tasks

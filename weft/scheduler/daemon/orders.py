@@ -31,13 +31,14 @@ def order_of(command: JudgeEpoch | PlanJob | Prepare | SaveResult | Release | Ha
         case JudgeEpoch():
             return {"type": "epoch", **about, "values": run.epoch}
         case PlanJob():
+            about |= {"code": run.code}
             return {"type": "inspect", **about, **_cores(estate, command.job, 0), **_choices(estate, command.job)}
         case Prepare():
             view, snapshot = WorkerView.of(command.plan, command.position).to_wire(), command.snapshot
             goes_on = None if snapshot is None else [*_about(snapshot), snapshot.path]
             snapshots = arenas_name(command.job, None)
             arenas = arenas_name(command.job, command.arenas)
-            about |= {"arenas": arenas, "snapshots": snapshots, "snapshot": goes_on}
+            about |= {"arenas": arenas, "snapshots": snapshots, "snapshot": goes_on, "code": run.code}
             waits_for_nobody = command.attempt == command.arenas  # later ones: the others stand still meanwhile
             computes = estate.crew[command.worker].kind == "cpu"
             about |= {"spare": command.plan.has_spares and computes and waits_for_nobody}

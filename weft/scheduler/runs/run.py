@@ -10,6 +10,7 @@ RUNS/digits-1/
   plan.json            the resolved plan
   schedule.grid        the order of its stages, of a job whose schedule is made for it
   spec.json            what was submitted
+  code.json            digests of the job's files of code, by which it is trained
   model.safetensors    the trained weights, there only when the job is completed
 """
 
@@ -197,6 +198,7 @@ class Run:
     exception: str | None = None  # the name of the user's that has ended the job
     inspected_attempt: int = 0  # the newest of which an inspection has come
     inspection: dict[str, Any] = field(default_factory=dict)
+    code: dict[str, str] = field(default_factory=dict)  # digests, by file, of what its first worker loaded
     given: JobSpec | None = None  # where its strategy was chosen, the spec from which
     better: Better | None = None  # another plan, of which the core has been told
     switching: Switching = field(default_factory=Switching)

@@ -10,6 +10,8 @@ No descriptor is held between two writes, so a job that waits in the queue has n
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 import threading
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from weft.machine.checkpoint_files import remove_unfinished
-from weft.machine.run_file import FileFull, append, read, remove_partial, replace
+from weft.machine.run_file import FileFull, append, load, read, remove_partial, replace
 from weft.metrics.recording.recording import FILE as RECORDING
 from weft.metrics.recording.recording import PROFILED_FILE
 from weft.metrics.recording.step_log import FILE as METRICS
@@ -28,8 +30,10 @@ from weft.metrics.recording.step_log import MAX_BYTES as MAX_METRICS_BYTES
 from weft.scheduler.runs.run_writer import RunWriter
 
 LOG: Final = "job.log"
+CODE: Final = "code.json"  # digests of the job's files of code, as its first worker has loaded them
 MODEL: Final = "model.safetensors"  # that a worker writes
 _LARGE: Final = (MODEL, RECORDING, PROFILED_FILE)  # it takes a while to write them
+MAX_CODE_BYTES: Final = 16 << 20  # of that; a file takes some 150
 MAX_LOG_BYTES: Final = 64 << 20  # of a job's log: a print in an inner loop must not fill the disk
 MAX_WAITING_BYTES: Final = 8 << 20  # of lines of one file that no disk takes, or none in time on a busy machine
 LOG_CHUNK_BYTES: Final = 1 << 16  # of a log in one event: hundreds of clients may each be sent one
@@ -254,6 +258,15 @@ def tidy(directories: Iterable[Path]) -> None:
         remove_unfinished(directory)
         for name in _LARGE:
             remove_partial(directory / name)
+
+
+def read_code(directory: Path) -> dict[str, str]:
+    """The digests of a job's code, by file; none of one that no worker has loaded yet, or whose file is damaged."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        found = json.loads(load(directory / CODE, MAX_CODE_BYTES, owner=os.geteuid()))
+        if isinstance(found, dict) and all(isinstance(digest, str) for digest in found.values()):
+            return found
+    return {}
 
 
 def read_log(directory: Path, offset: int) -> bytes:

@@ -20,6 +20,7 @@ from weft.transport.wire.frames import Message
 MAX_WHOLE = 1 << 53  # of counts and bytes: what a float holds exactly, and above all that any machine has
 MAX_SECONDS = 1e9  # some thirty years
 DIGEST_BYTES = 16  # of what a task has made: no two things have the same
+MAX_FILES = 1 << 16  # of a job's code; arbitrary: many times what any library has
 MAX_DIMENSIONS = 64  # of a tensor: torch's own limit
 
 _MESSAGE = ConfigDict(strict=True, extra="forbid")
@@ -31,6 +32,7 @@ _Attempt = Annotated[int, Field(ge=1, le=MAX_WHOLE)]
 _ExitCode = Annotated[int, Field(ge=1, le=255)]
 _Dimensions = Annotated[list[_Whole], Field(max_length=MAX_DIMENSIONS)]
 _Shapes = list[Annotated[tuple[_Whole, _Dimensions], Strict(False)]]  # msgpack makes lists of tuples
+_Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _CutProblem = Annotated[tuple[_Whole, str], Strict(False)]
 _Given = Annotated[tuple[_Whole, str], Strict(False)]
 _Names = Annotated[tuple[str, str], Strict(False)]
@@ -40,6 +42,7 @@ _StateEntry = Annotated[
     Strict(False),
 ]
 _Reason = Literal[
+    "code-changed",
     "corrupted",
     "internal",
     "invalid-plan",
@@ -204,6 +207,7 @@ class _Inspection(_Facts):
 
 class _Inspected(_OfJob):
     inspection: _Inspection
+    code: Annotated[dict[str, _Sha256], Field(max_length=MAX_FILES)]  # digests, by file
 
 
 class _Released(_OfJob):

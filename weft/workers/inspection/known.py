@@ -29,9 +29,9 @@ from weft.spec.job_spec import JobSpec
 from weft.workers.devices.device import Device
 from weft.workers.inspection.kept_inspections import KeptInspections
 from weft.workers.inspection.ran import first_batch
+from weft.workload.code.fingerprint import fingerprint
 from weft.workload.data.batches import Batches
 from weft.workload.entry import files_of_job
-from weft.workload.fingerprint import fingerprint
 from weft.workload.units import is_cut_by_calls
 from weft.workload.workload import Workload
 
@@ -88,7 +88,8 @@ class Known:
         found = inspect()
         alone = _waited_seconds() - waited <= MAX_WAITED * (time.perf_counter() - began)
         if alone and found.get("crowded") is None:  # another time there may be more memory
-            known.keep(spec.entry_file, key, found, files_of_job(spec, self.modules))
+            files = (file.resolve() for file in files_of_job(spec, self.modules))
+            known.keep(spec.entry_file, key, found, files)
         return found
 
 

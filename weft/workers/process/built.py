@@ -13,7 +13,8 @@ from weft.plan.worker_view import Unneeded
 from weft.spec.job_spec import JobSpec
 from weft.workers.process.footprint import small_pages, trim
 from weft.workload.building import LITTLE_BYTES, NeedsValuesError, Sink, digest_of
-from weft.workload.entry import load_workload, unload
+from weft.workload.code.version import CodeVersion
+from weft.workload.entry import load_again, load_workload, unload
 from weft.workload.workload import Workload
 
 
@@ -50,15 +51,18 @@ class Untouched:
 
 
 @contextlib.contextmanager
-def built(spec: JobSpec, unneeded: Unneeded, before: Collection[str], untouched: Untouched) -> Iterator[Workload]:
+def built(
+    spec: JobSpec, unneeded: Unneeded, before: Collection[str], untouched: Untouched, version: CodeVersion
+) -> Iterator[Workload]:
     """The workload, of which the caller keeps what it needs and drops the rest before it leaves the block.
 
     What is unneeded has no values, or, where the user's function asks for these or copies modules, it is all there, and
-    the job's workers take turns. before: as of `unload`. Errors: as of `load_workload`.
+    the job's workers take turns. before: as of `unload`. Errors: as of `load_workload`, and CodeChanged.
     """
     if (found := untouched.take(spec, before)) is not None:
         yield found
         return
+    version.check()
     copies = unneeded.copied_bytes > LITTLE_BYTES
     with contextlib.ExitStack() as stack:
         if is_much(unneeded):
@@ -68,16 +72,19 @@ def built(spec: JobSpec, unneeded: Unneeded, before: Collection[str], untouched:
         made = _without(spec, unneeded, before) if unneeded.num_bytes > LITTLE_BYTES else []
         if is_much(unneeded) and not made and not copies:
             stack.enter_context(_turn(spec))
-        yield made.pop() if made else load_workload(spec)
+        made = made or [load_workload(spec)]
+        version.check()
+        yield made.pop()
         if is_much(unneeded):
             trim()
 
 
-def built_again(spec: JobSpec, before: Collection[str]) -> Workload:
-    """Another one, which shares nothing with those before it, the user's modules neither. Errors: as of
-    `load_workload`."""
-    unload(spec, before)
-    return load_workload(spec)
+def built_again(spec: JobSpec, before: Collection[str], version: CodeVersion) -> Workload:
+    """Another one, which shares nothing with those before it, the user's modules neither. Errors: as of `built`."""
+    version.check()
+    workload = load_again(before, spec)
+    version.check()
+    return workload
 
 
 def is_much(unneeded: Unneeded) -> bool:

@@ -10,7 +10,6 @@ daemon's end of the socket closing is the signal to end, at any moment.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import os
@@ -26,7 +25,6 @@ from typing import Any
 import torch
 
 from weft.machine.free_memory import SharedMemoryFull
-from weft.machine.run_file import make_directory
 from weft.machine.stacks import answer_with_stacks
 from weft.plan.tables import Adjustment
 from weft.plan.worker_view import WorkerView
@@ -53,8 +51,9 @@ from weft.workers.process.torch_settings import TorchSettings
 from weft.workers.process.warm_up import warm_up
 from weft.workers.process.worker_config import WorkerConfig
 from weft.workers.profiling.profiler import profiling
+from weft.workload.code.version import CodeVersion
 from weft.workload.compiling.compiler import forget, keep_in
-from weft.workload.entry import load_again, unload
+from weft.workload.entry import unload
 from weft.workload.faults import encodable, fault_of
 from weft.workload.workload import asks_to_stop
 
@@ -192,9 +191,9 @@ class _Worker:
 
     def _inspect(self, message: Message) -> None:
         spec = self._enter(message)
-        before = set(sys.modules)
+        before, version = set(sys.modules), CodeVersion(message["job"], message["code"])
         looks = Looks(
-            load=partial(load_again, before),
+            load=partial(version.load, before),
             device=self._device,
             host=Host(**message["host"]),
             known=Known(self._inspections, before, self._told, self._untouched.note),
@@ -204,10 +203,11 @@ class _Worker:
         )
         try:
             inspection = looks.of(spec)
+            version.note_late(before, spec)
         finally:
             self._untouched.or_unload(spec, before)
             self._compute_on((), None)
-        self._send({"type": "inspected", **self._job, "inspection": inspection})
+        self._send({"type": "inspected", **self._job, "inspection": inspection, "code": version.digests})
 
     def _prepare(self, message: Message) -> None:
         if not self._guarded(self._get_ready, message):
@@ -285,7 +285,8 @@ class _Worker:
         directory = self._directory(message["arenas"])
         snapshots = directory.of(message["snapshots"])
         begins, saved = begin_of(message["snapshot"], view, snapshots)
-        loading = built(spec, view.unneeded, self._baseline.modules, self._untouched)
+        modules, version = self._baseline.modules, CodeVersion(message["job"], message["code"])
+        loading = built(spec, view.unneeded, modules, self._untouched, version)
         with loading as workload, self._device.computing():
             self._attempt = Attempt(
                 spec,
@@ -298,7 +299,7 @@ class _Worker:
                 snapshots=snapshots,
                 saved=saved,
                 tell=self._tell,
-                again=partial(built_again, spec, self._baseline.modules),
+                again=partial(built_again, spec, modules, version),
             )
             del workload, saved  # the other stages' units go with it
         self._kept = Kept(message["arenas"], view, snapshots, self._attempt)
@@ -306,14 +307,7 @@ class _Worker:
             self._told(notice)
 
     def _enter(self, message: Message) -> JobSpec:
-        self._spec = spec = JobSpec.parse(message["spec"])
-        os.environ |= {"WEFT_JOB_ID": message["job"], "WEFT_RUN_DIR": message["run_dir"]}
-        with contextlib.suppress(OSError):  # the daemon makes it, too, and says what is wrong with it
-            make_directory(Path(message["run_dir"]))
-        with contextlib.suppress(OSError):  # load_workload says what is wrong with it
-            os.chdir(spec.directory)
-        if spec.strategy.compile is True:  # where it is left open, what goes wrong with it is no fault of the job
-            keep_in(Path(self._config.compiled))
+        self._spec = spec = self._config.enter(message)
         return spec
 
     def _compute_on(self, cores: Collection[int], threads: int | None) -> None:

@@ -5,6 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
+from pathlib import Path
+
+from weft.machine.run_file import make_directory
+from weft.spec.job_spec import JobSpec
+from weft.transport.wire.frames import Message
+from weft.workload.compiling.compiler import keep_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,3 +38,15 @@ class WorkerConfig:
         if self.lane == "load":
             with contextlib.suppress(OSError):  # it takes no core from a lane that computes
                 os.sched_setscheduler(0, os.SCHED_BATCH if is_ahead else os.SCHED_OTHER, os.sched_param(0))
+
+    def enter(self, message: Message) -> JobSpec:
+        """The job that an order is about: this process's environment and directory are that job's from now on."""
+        spec = JobSpec.parse(message["spec"])
+        os.environ |= {"WEFT_JOB_ID": message["job"], "WEFT_RUN_DIR": message["run_dir"]}
+        with contextlib.suppress(OSError):  # the daemon makes it, too, and says what is wrong with it
+            make_directory(Path(message["run_dir"]))
+        with contextlib.suppress(OSError):  # load_workload says what is wrong with it
+            os.chdir(spec.directory)
+        if spec.strategy.compile is True:  # where it is left open, what goes wrong with it is no fault of the job
+            keep_in(Path(self.compiled))
+        return spec

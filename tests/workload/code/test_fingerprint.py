@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import nn
 
-from weft.workload import fingerprint as module
-from weft.workload.fingerprint import fingerprint
+from weft.workload.code import fingerprint as module
+from weft.workload.code.fingerprint import fingerprint
 
 FACTOR = [2.0]
 
@@ -141,7 +141,7 @@ TELL = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import test_fingerprint as own
-from weft.workload.fingerprint import fingerprint
+from weft.workload.code.fingerprint import fingerprint
 print(fingerprint(own.model(), own.nested, own.scaled, {"a", "b", "c"}, frozenset([1, 2]), own.Slotted))
 """
 

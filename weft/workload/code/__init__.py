@@ -1,0 +1,1 @@
+"""Code: whether a job's is what it was."""
