@@ -88,6 +88,9 @@ BAD = [
     ("metrics", "localhost:http", "not HOST:PORT; write for example"),
     ("metrics", "localhost:65536", "not HOST:PORT; write for example"),
     ("metrics", "localhost:-1", "not HOST:PORT; write for example"),
+    ("metrics", "[::1]", "not HOST:PORT; write for example"),
+    ("metrics", "[::1:9464", "not HOST:PORT; write for example"),
+    ("metrics", "[]:9464", "not HOST:PORT; write for example"),
 ]
 
 
@@ -202,7 +205,13 @@ def test_stand_ins_take_cores_from_the_workers_that_nobody_asked_for(monkeypatch
 
 @pytest.mark.parametrize(
     ("text", "address"),
-    [("127.0.0.1:0", ("127.0.0.1", 0)), (":9464", ("127.0.0.1", 9464)), ("::1:80", ("::1", 80)), ("", None)],
+    [
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        (":9464", ("127.0.0.1", 9464)),
+        ("::1:80", ("::1", 80)),
+        ("[::1]:80", ("::1", 80)),
+        ("", None),
+    ],
 )
 def test_an_address_is_a_host_and_a_port(text: str, address: tuple[str, int] | None) -> None:
     assert load_settings({"metrics": text}, {}, None).metrics_address == address

@@ -6,6 +6,7 @@ Read once, in the command line's main function, and passed by value from there.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from weft.spec.field_errors import SpecError, explain, shown
+
+# HOST:PORT; an IPv6 address may stand in brackets, as in a URL
+_ADDRESS = re.compile(r"(?:\[(?P<ipv6>[^\[\]]*:[^\[\]]*)\]|(?P<host>[^\[\]]*)):(?P<port>[0-9]+)")
 
 
 def _default_runtime_dir() -> Path:
@@ -80,8 +84,8 @@ class Settings(BaseModel):
     @field_validator("metrics")
     @classmethod
     def _metrics_is_an_address(cls, value: str) -> str:
-        _, colon, port = value.rpartition(":")
-        if value and not (colon and port.isascii() and port.isdigit() and int(port) < 2**16):
+        address = _ADDRESS.fullmatch(value)
+        if value and not (address and int(address["port"]) < 2**16):
             raise ValueError(
                 f"{value!r:.80} is not HOST:PORT; write for example '127.0.0.1:9464', or '' for no metrics"
             )
@@ -111,10 +115,8 @@ class Settings(BaseModel):
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
-        if not self.metrics:
-            return None
-        host, _, port = self.metrics.rpartition(":")
-        return host or "127.0.0.1", int(port)
+        address = _ADDRESS.fullmatch(self.metrics)
+        return address and (address["ipv6"] or address["host"] or "127.0.0.1", int(address["port"]))
 
 
 def load_settings(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None) -> Settings:
