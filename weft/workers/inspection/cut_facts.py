@@ -303,10 +303,7 @@ class CutInspection:
             return CutProof(self._states, wholes, trial, seed=self._seed, forget=skipped.forget, goes_back=again)
 
         cuts = [unit for unit in range(1, len(recorded.units)) if unit not in problems]
-        if cuts and (why := proof(wholes).lasting()) is not None:
-            problems |= dict.fromkeys(cuts, why)
-            cuts = []
-        cuts = proof(wholes).proven(cuts, problems)
+        cuts = proof(wholes).proven(proof(wholes).lasting(cuts, problems), problems)
         for draw in self._other_draws:
             with self._drawing(draw):
                 other, recording = self._record(self._step, self._largest)

@@ -149,20 +149,21 @@ class CutProof:
                     del problems[cut]
         return self._agreeing_alone(kept, problems, told) if self._goes_back else kept
 
-    def lasting(self) -> str | None:
-        """Why no cut is sound, where the first of the steps goes by what its last run has left elsewhere than in
-        buffers: a stage that does not run the end of the step does not keep it."""
+    def lasting(self, cuts: Sequence[int], problems: dict[int, str]) -> list[int]:
+        """Those that may be sound, and why others are not: none is where the first of the steps goes by what its last
+        run has left elsewhere than in buffers, since a stage that does not run the end of the step does not keep it."""
+        if not cuts:
+            return []
         trial = self._trial_of([], self._wholes[0].step)
         try:
             differs = self._difference_of(trial, self._wholes[0]) or self._difference_of(trial, self._wholes[0])
         except StageError:  # as the job itself will, whole
-            return None
+            return list(cuts)
         if differs is None:
-            return None
-        return (
-            f"run again with the same batch, the whole step gives something else: {differs} differs from that of its "
-            f"first run; {_LASTING}"
-        )
+            return list(cuts)
+        why = f"run again with the same batch, the whole step gives something else: {differs} differs from that of its "
+        problems |= dict.fromkeys(cuts, f"{why}first run; {_LASTING}")
+        return []
 
     def _agreeing_alone(self, cuts: Sequence[int], problems: dict[int, str], told: Told) -> list[int]:
         """A stage of several units skips in later passes what a stage of one has no call of."""
