@@ -177,6 +177,7 @@ class Inspection:
     timed_size: int = 0  # of the first, of a job whose strategy is still to be chosen; others had their own largest
     most_samples: int = 0  # of a microbatch of training that could be looked at
     crowded: str | None = None  # why no larger one was, of such a job; as a reason
+    refused_sizes: Mapping[int, str] = field(default_factory=dict)  # of microbatches, and what a forward raised there
     threaded: Threaded | None = None  # with all threads, of such a job
     device_units: tuple[UnitFacts, ...] = ()  # on the job's GPUs, where both kinds compute
     values: tuple[ValueFacts, ...] = ()  # that may cross from stage to stage, as they are where `units` ran
@@ -310,6 +311,7 @@ class Inspection:
             timed_size=data.get("timed_size", 0),
             most_samples=data.get("most_samples", 0),
             crowded=data.get("crowded"),
+            refused_sizes=dict(data.get("refused_sizes", ())),
             threaded=_threaded(data.get("threaded")),
             small_size=data.get("small_size", 0),  # not in recordings of before it was measured
             parameters=tuple(

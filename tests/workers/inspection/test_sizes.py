@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ from torch import nn
 
 from weft.machine.free_memory import FreeMemory
 from weft.plan.inspection import Inspection
-from weft.scheduler.planning.choosing.choice import choose
+from weft.scheduler.planning.choosing.choice import choose, consider
 from weft.scheduler.planning.planner import make_plan
+from weft.spec.candidates import or_auto
 from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import Host
 from weft.workers.devices.device import Device
 from weft.workers.devices.host import HostDevice
 from weft.workers.devices.stand_in import StandIn
-from weft.workers.inspection import sizes
+from weft.workers.inspection import inspection, sizes
 from weft.workers.inspection.inspection import inspect_job, inspect_threaded
 from weft.workload.data.batches import Batches
 from weft.workload.workload import Workload
@@ -157,17 +159,15 @@ def test_the_smallest_that_the_model_takes_tells(with_free: Callable[[float], No
 
 
 class Refuses(Layer):
-    """Whatever it raises for the smallest microbatch is told where a job would come to it."""
+    """Whatever it raises for every microbatch is told where a job would come to it."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if len(x) == 1:
-            raise ValueError("one sample is too few")
-        return super().forward(x)
+        raise ValueError(f"samples are too few: {len(x)}")
 
 
 def test_what_the_model_raises_is_told_with_its_place(with_free: Callable[[float], None]) -> None:
     with_free(1.0)
-    with pytest.raises(ValueError, match="one sample is too few") as told:
+    with pytest.raises(ValueError, match="samples are too few") as told:
         inspect_job(lambda: workload_of("by calls", Refuses), spec_of(), HostDevice(), Host(workers=1))
     assert "tried before training" in "".join(getattr(told.value, "__notes__", []))
 
@@ -190,3 +190,57 @@ def test_host_and_device_are_timed_with_what_both_have_room_for(
     assert (facts["timed_size"], facts["most_samples"]) == (most, most)
     for values in (facts["values"], facts["device_values"]):
         assert {max(size for size, _ in value["shapes"]) for value in values} == {most}
+
+
+class Choosy(nn.Module):
+    """As batch norm, though nobody knows it by its type."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) < 3:
+            raise ValueError(f"{len(x)} are too few\nof them")
+        return x
+
+
+def refusing(kind: str) -> Workload:
+    torch.manual_seed(1)
+    data = torch.randn(2 * BATCH, WIDTH), torch.randn(2 * BATCH, WIDTH)
+    model = MODELS[kind](nn.Linear(WIDTH, WIDTH), Choosy(), nn.Linear(WIDTH, WIDTH))
+    return Workload(model, train=data, loss=nn.MSELoss(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("is_asked_for", [True, False], ids=["auto", "by default"])
+def test_candidates_with_a_size_that_the_users_code_refuses_are_left_out(
+    kind: str, is_asked_for: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that trains without `preset = "auto"` failed with it: one of 16 microbatches had a sample alone."""
+    for name in ("WORTH_SECONDS", "WORTH_TIMES"):
+        monkeypatch.setattr(inspection, name, 0)
+    host = Host(workers=16)
+    spec = spec_of()
+    if not is_asked_for:
+        spec = or_auto(JobSpec.parse({"job": spec.job.model_dump(exclude_defaults=True), "directory": "/jobs"}))
+    facts = inspect_job(lambda: refusing(kind), spec, HostDevice(), host)
+    assert "unchosen" not in facts
+    refused = [[1, "ValueError: 1 are too few"], [2, "ValueError: 2 are too few"]]
+    assert facts["refused_sizes"] == (refused if is_asked_for else refused[1:])
+    facts["threaded"] = inspect_threaded(lambda: refusing(kind), spec, host, facts)
+    assert facts["threaded"] is not None
+    assert min(size for value in facts["values"] for size, _ in value["shapes"]) > 2
+    found = replace(Inspection.from_wire(facts), host=host)
+    plan = partial(make_plan, shared_bytes_free=PLENTY)
+    chosen = choose(spec, found, plan)
+    assert BATCH // sum(chosen.spec.strategy.division[1]) > 2
+    told = f"auto: no microbatch may be of size {'1, 2' if is_asked_for else '2'}, for which the job's code raises"
+    assert any(line.startswith(f"{told} ValueError: ") for line in chosen.plan.notes)
+    for each in consider(spec, found, plan, prunes=not is_asked_for):
+        is_refused = BATCH // sum(each.spec.strategy.division[1]) < 3
+        assert is_refused == ("are too few" in (each.why_not or "")), each.title
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_size_that_each_candidate_has_fails_the_job_with_what_was_raised(kind: str) -> None:
+    for strategy in ({"microbatches": BATCH}, {"preset": None, "microbatches": BATCH}):
+        with pytest.raises(ValueError, match="1 are too few") as raised:
+            inspect_job(lambda: refusing(kind), spec_of(**strategy), HostDevice(), Host(workers=2))
+        assert raised.value.__context__ is None

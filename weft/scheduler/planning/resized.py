@@ -72,6 +72,16 @@ def was_looked_at(inspection: Inspection, spec: JobSpec) -> bool:
     return inspection.is_cut_by_calls or _occurring(inspection, spec) <= inspection.input.shapes.keys()
 
 
+def why_refused(inspection: Inspection, spec: JobSpec) -> str | None:
+    """As a reason, where the user's code raises for a size of the spec's microbatches. Shares that adapt may come to
+    any below the largest."""
+    sizes = _occurring(inspection, spec)
+    if spec.strategy.share == "adaptive":
+        sizes = set(range(max(sizes) + 1))
+    first = min(sizes & inspection.refused_sizes.keys(), default=None)
+    return None if first is None else f"a microbatch of size {first} raises {inspection.refused_sizes[first]}"
+
+
 def _occurring(inspection: Inspection, spec: JobSpec) -> set[int]:
     """Sizes of the spec's microbatches; where shares adapt, all that were looked at and may be."""
     itinerary = Itinerary.of_job(spec.job, inspection.num_train, inspection.num_validation)

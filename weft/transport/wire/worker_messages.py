@@ -189,6 +189,7 @@ class _Facts(TypedDict):
     timed_size: NotRequired[_Whole]
     most_samples: NotRequired[_Whole]
     crowded: NotRequired[str | None]
+    refused_sizes: NotRequired[list[_CutProblem]]
     threaded: NotRequired[_Threaded | None]
     device_units: NotRequired[list[_Unit]]
     device_values: NotRequired[list[_Value]]

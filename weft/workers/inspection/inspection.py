@@ -37,7 +37,16 @@ from weft.workers.inspection.cut_facts import inspect_batches
 from weft.workers.inspection.divided import keeps_elsewhere, why_undivided
 from weft.workers.inspection.known import NOTHING, Known
 from weft.workers.inspection.pairs import inspect_pairs
-from weft.workers.inspection.sizes import largest_of_training, most_with_room, sizes_of, sizes_of_training, with_room
+from weft.workers.inspection.sizes import (
+    computes_on,
+    largest_of_training,
+    most_with_room,
+    sizes_of,
+    sizes_of_training,
+    those_left,
+    with_room,
+    without_refused,
+)
 from weft.workers.inspection.state_facts import parameter_facts
 from weft.workers.inspection.times import copy_bytes_per_second
 from weft.workers.inspection.update_times import GradientSample, unsaved, update_times
@@ -76,11 +85,26 @@ def inspect_job(
         return _by_default(load, spec, device, host, known)
     own, specs = candidates(spec, host), looked_at(spec, host)
     if spec.strategy.is_auto:
-        return _of_many(load, spec, with_parts(spec, host), device, known)
+        return _of_those_left(load, spec, with_parts(spec, host), device, known)
     if len(specs) > len(own):
         with contextlib.suppress(Exception):  # a model may be for devices alone: what its own strategy raises is told
             return _of_many(load, spec, specs, device, known)
     return _of_all_devices(load, spec, own, device, known)
+
+
+def _of_those_left(
+    load: Callable[[], Workload], spec: JobSpec, specs: Sequence[JobSpec], device: Device, known: Known
+) -> dict[str, Any]:
+    """Of candidates. Some may have microbatches of a size that the user's code raises for, as batch norm does for one
+    sample: where there are others, these are left out."""
+    try:
+        return _of_many(load, spec, specs, device, known)
+    except Exception:
+        used = device if computes_on(specs, "gpu") else HostDevice()
+        refused, left = those_left(load(), spec, specs, used)
+        if not (refused and left):
+            raise
+    return _of_many(load, spec, left, device, known) | {"refused_sizes": refused}
 
 
 def _of_many(
@@ -151,14 +175,14 @@ def _of_many_or_on_host(
     load: Callable[[], Workload], alone: JobSpec, specs: Sequence[JobSpec], device: Device, known: Known
 ) -> dict[str, Any]:
     """A model may be for the host alone, or too large for a device."""
-    on_host = [each for each in specs if not _computes_on([each], "gpu")]
+    on_host = [each for each in specs if not computes_on([each], "gpu")]
     why = None
     if len(on_host) < len(specs):
         try:
-            return _of_many(load, alone, specs, device, known)
+            return _of_those_left(load, alone, specs, device, known)
         except Exception as error:
             why = f"a look at them raised {_named(error)}"
-    return _of_many(load, alone, on_host, device, known) | {"without_gpus": why}
+    return _of_those_left(load, alone, on_host, device, known) | {"without_gpus": why}
 
 
 def _named(error: Exception) -> str:
@@ -177,6 +201,8 @@ def inspect_threaded(
     threaded = [each for each in looked_at(spec, host) if each.strategy.threads is not None]
     if facts["crowded"] is not None:  # so that it is timed with the same microbatch
         threaded = with_room(with_parts(spec, host), facts)
+    if not (threaded := without_refused(threaded, facts)):
+        return None
     if not is_undecided(spec):
         return _threaded(load, spec, threaded, known)
     with contextlib.suppress(Exception):  # as of all that nobody has asked for
@@ -197,11 +223,11 @@ def _threaded(load: Callable[[], Workload], spec: JobSpec, specs: Sequence[JobSp
 def _of_all_devices(
     load: Callable[[], Workload], spec: JobSpec, specs: Sequence[JobSpec], device: Device, known: Known
 ) -> dict[str, Any]:
-    if not _computes_on(specs, "gpu"):
+    if not computes_on(specs, "gpu"):
         return inspect(load(), spec, HostDevice(), specs, known)
     with device.computing():
         on_device = inspect(load(), spec, device, specs, known)
-    if not _computes_on(specs, "cpu"):
+    if not computes_on(specs, "cpu"):
         return on_device
     on_host = inspect(load(), spec, HostDevice(), with_room(specs, on_device), known)
     if on_host["most_samples"] != on_device["most_samples"]:  # both are to be timed with the same
@@ -345,10 +371,6 @@ def _digests(model: nn.Module) -> dict[int, int | None]:
     return {place: digest_of(parameter) for place, parameter in enumerate(parameters)}
 
 
-def _computes_on(specs: Sequence[JobSpec], kind: str) -> bool:
-    return any(replica.device == kind for spec in specs for replica in spec.strategy.replica_list)
-
-
 def _is_run_again(specs: Sequence[JobSpec], device: Device, is_one_of_many: bool) -> bool:
     """Whether a plan may run a forward twice, or one in several replicas, of what the host can look into."""
     again = is_one_of_many or any(each.strategy.recompute or each.strategy.may_have_replicas for each in specs)
@@ -358,7 +380,7 @@ def _is_run_again(specs: Sequence[JobSpec], device: Device, is_one_of_many: bool
 def _host_updates(specs: Sequence[JobSpec], device: Device) -> bool:
     """Whether the host makes updates that no inspection of CPU replicas tells."""
     makes_any = any(each.strategy.update != "local" or any(each.strategy.staleness_list) for each in specs)
-    return not isinstance(device, Accelerator) or (makes_any and not _computes_on(specs, "cpu"))
+    return not isinstance(device, Accelerator) or (makes_any and not computes_on(specs, "cpu"))
 
 
 def _device_updates(specs: Sequence[JobSpec], device: Device) -> bool:

@@ -7,7 +7,8 @@ they grow with the samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -23,7 +24,7 @@ from weft.workers.inspection.cut_trial import put_back
 from weft.workers.inspection.ran import first_batch
 from weft.workload.cutting.names import named_tensors
 from weft.workload.data.batches import Batches
-from weft.workload.data.tree import build, flatten
+from weft.workload.data.tree import Skeleton, build, flatten
 from weft.workload.randomness import seed_others
 from weft.workload.step import training_step
 from weft.workload.units import is_cut_by_calls
@@ -35,9 +36,7 @@ COPIES: Final = 4  # of the parameters: gradients, two copies of them to compare
 
 def sizes_of(specs: Sequence[JobSpec], batches: Batches) -> list[int]:
     """Of each microbatch that will occur, or may, ascending."""
-    sizes = {size for each in specs for size in _occurring(each, batches.num_train, batches.num_validation)}
-    most = max(batches.num_train, batches.num_validation)
-    return sorted(sizes.union(*(_at_any_share(each, most) for each in specs)))
+    return sorted(set[int]().union(*(_of(each, batches.num_train, batches.num_validation) for each in specs)))
 
 
 def sizes_of_training(specs: Sequence[JobSpec], num_train: int) -> list[int]:
@@ -79,27 +78,85 @@ def with_room(specs: Sequence[JobSpec], facts: Mapping[str, Any]) -> list[JobSpe
     return [each for each in specs if largest_of_training(each, facts["num_train"]) <= facts["most_samples"]]
 
 
+def without_refused(specs: Sequence[JobSpec], facts: Mapping[str, Any]) -> list[JobSpec]:
+    """Those with no size of microbatch that the user's code has refused, by what was found out."""
+    refused = {size for size, _ in facts.get("refused_sizes", ())}
+    return [each for each in specs if refused.isdisjoint(_of(each, facts["num_train"], facts["num_validation"]))]
+
+
+def those_left(
+    workload: Workload, spec: JobSpec, specs: Sequence[JobSpec], device: Device
+) -> tuple[list[list[Any]], list[JobSpec]]:
+    """Sizes of microbatch that the user's code refuses, each with what a forward raises; and the specs that have none
+    of these, none where the job's own strategy has. workload: a new one, nobody can use it afterwards."""
+    batches = Batches(workload, seed=spec.job.seed, batch_size=spec.job.batch_size, steps=spec.job.steps)
+    if batches.streams:
+        return [], []
+    with device.computing() if isinstance(device, Accelerator) else contextlib.nullcontext():
+        refused = list(_refused(workload, spec, specs, batches, device))
+    counts = {"num_train": batches.num_train, "num_validation": batches.num_validation}
+    facts: dict[str, Any] = counts | {"refused_sizes": refused}
+    is_refused = not (spec.strategy.is_auto or without_refused([spec], facts))
+    return refused, [] if is_refused else without_refused(specs, facts)
+
+
+def _refused(
+    workload: Workload, spec: JobSpec, specs: Sequence[JobSpec], batches: Batches, device: Device
+) -> Iterator[list[Any]]:
+    """Of those that there is room for: a larger one is not looked at in any case."""
+    trained = sizes_of_training(specs, batches.num_train)
+    largest = sorted({largest_of_training(each, batches.num_train) for each in specs})
+    most = most_with_room(workload, spec, batches, largest, device)[0] if spec.strategy.is_auto else largest[-1]
+    device.adopt(workload.model)
+    for size in sorted(sizes_of(specs, batches), key=lambda size: (size not in trained, size)):
+        workload.model.train(size in trained)
+        try:
+            if size <= most:
+                _forward(workload, spec, *_batch(workload, batches, size, device), device)
+        except Exception as error:  # whatever it is
+            yield [size, f"{type(error).__name__}: {str(error).partition(chr(10))[0]:.200}"]
+
+
+def computes_on(specs: Sequence[JobSpec], kind: str) -> bool:
+    return any(replica.device == kind for spec in specs for replica in spec.strategy.replica_list)
+
+
 def _kept_bytes(workload: Workload, spec: JobSpec, batches: Batches, size: int, device: Device) -> int:
     """Of a microbatch, for its backward; 0 where nobody can tell. Buffers are as before."""
     model = workload.model
     before: Mapping[str, torch.Tensor] = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    first = first_batch(min(size, batches.num_train), training=True)
     device.adopt(model)
     try:
-        tensors, skeleton = batches.batch(*first) if is_cut_by_calls(workload) else flatten(batches.load(*first))
-        own = [device.put(tensor) for tensor in tensors]
+        own, skeleton = _batch(workload, batches, size, device)
         saved = SavedBytes([*own, *(tensor for _, tensor in named_tensors(model))])
-        device.seed(0)
-        seed_others(0)
         model.train()
-        with device.drawing, computing_in(spec.strategy.precision, device), saved.noting():
-            training_step(workload)(model, build(skeleton, own))
+        with saved.noting():
+            _forward(workload, spec, own, skeleton, device)
         return saved.num_bytes
     except Exception:  # whatever the user's code raises is told where it is looked at
         return 0
     finally:
         device.give_back(model)
         put_back(model, before)
+
+
+def _batch(workload: Workload, batches: Batches, size: int, device: Device) -> tuple[list[torch.Tensor], Skeleton]:
+    first = first_batch(min(size, batches.num_train), training=True)
+    tensors, skeleton = batches.batch(*first) if is_cut_by_calls(workload) else flatten(batches.load(*first))
+    return [device.put(tensor) for tensor in tensors], skeleton
+
+
+def _forward(
+    workload: Workload, spec: JobSpec, own: Sequence[torch.Tensor], skeleton: Skeleton, device: Device
+) -> None:
+    device.seed(0)
+    seed_others(0)
+    with device.drawing, computing_in(spec.strategy.precision, device):
+        training_step(workload)(workload.model, build(skeleton, own))
+
+
+def _of(spec: JobSpec, num_train: int, num_validation: int) -> set[int]:
+    return _occurring(spec, num_train, num_validation) | _at_any_share(spec, max(num_train, num_validation))
 
 
 def _occurring(spec: JobSpec, num_train: int, num_validation: int) -> set[int]:

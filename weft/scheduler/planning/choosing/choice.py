@@ -25,7 +25,7 @@ from weft.scheduler.planning.costs import PlannedJob, largest_microbatch
 from weft.scheduler.planning.measured_costs import MeasuredCosts
 from weft.scheduler.planning.outlook import Outlook, gradient_milestones, outlook_of
 from weft.scheduler.planning.partition import NoRoom, PlanError
-from weft.scheduler.planning.resized import was_looked_at
+from weft.scheduler.planning.resized import was_looked_at, why_refused
 from weft.scheduler.planning.simulator import Simulation, SimulationError, simulate
 from weft.spec.candidates import candidates, given_by, is_undecided, on_one_worker, parted, recomputing
 from weft.spec.job_spec import JobSpec
@@ -209,6 +209,8 @@ def _bounded(candidate: JobSpec, inspection: Inspection) -> Considered:
     title = title_of(candidate.strategy, inspection.host)
     if inspection.crowded is not None and largest_microbatch(candidate, inspection.num_train) > inspection.most_samples:
         return Considered(spec=candidate, title=title, least_seconds=0.0, why_not=inspection.crowded, lacks_room=True)
+    if (refused := why_refused(inspection, candidate)) is not None:
+        return Considered(spec=candidate, title=title, least_seconds=0.0, why_not=refused)
     try:
         return Considered(spec=candidate, title=title, least_seconds=least_seconds(candidate, inspection))
     except ValueError as error:
@@ -259,7 +261,7 @@ def _chosen(
     seconds = outlook.iteration_seconds
     own = dataclasses.replace(best, seconds=seconds, memory_bytes=max(plan.worker_bytes().values()))
     ranked = ranked_behind(own, (each for each in considered if each is not best))
-    lines = tuple(lines_of(ranked, inspection.undivided)) if chooses else ()
+    lines = tuple(lines_of(ranked, inspection)) if chooses else ()
     plan = dataclasses.replace(plan, predicted_iteration_seconds=seconds, notes=(*lines, *plan.notes))
     if outlook.limit_seconds is not None and outlook.critical_cycle is not None:
         plan = dataclasses.replace(plan, limit_seconds=outlook.limit_seconds, limit_cycle=outlook.critical_cycle)
@@ -279,8 +281,8 @@ def ranked_behind(best: Considered, others: Iterable[Considered]) -> tuple[Consi
     return (best, *sorted(others, key=lambda each: (each.seconds is None, each.seconds or 0.0)))
 
 
-def lines_of(ranked: Sequence[Considered], undivided: str | None) -> Iterator[str]:
-    """ranked: the chosen one first, then as they are fast. undivided: why batches are not."""
+def lines_of(ranked: Sequence[Considered], inspection: Inspection) -> Iterator[str]:
+    """ranked: the chosen one first, then as they are fast."""
     best, *others = ranked
     assert best.seconds is not None
     assert best.memory_bytes is not None
@@ -302,8 +304,11 @@ def lines_of(ranked: Sequence[Considered], undivided: str | None) -> Iterator[st
         f"auto: of {len(ranked)} candidates {1 + len(simulated)} were simulated, and {slower} take longer at the least"
         + (f"; {len(failed)} cannot be, the first since {failed[0]}" if failed else "")
     )
-    if undivided:
-        yield f"auto: batches stay whole, since {undivided}"
+    if inspection.undivided:
+        yield f"auto: batches stay whole, since {inspection.undivided}"
+    if refused := inspection.refused_sizes:
+        sizes = ", ".join(map(str, sorted(refused)))
+        yield f"auto: no microbatch may be of size {sizes}, for which the job's code raises {refused[min(refused)]}"
 
 
 def names_of(plan: Plan) -> tuple[str, ...]:

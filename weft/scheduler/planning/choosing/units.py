@@ -96,7 +96,7 @@ def _told(spec: JobSpec, chosen: Choice, other: Choice | None, why: str) -> Choi
     """With the other way's candidates beside its own."""
     best, *others = chosen.considered
     ranked = ranked_behind(best, (*others, *(other.considered if other is not None else ())))
-    lines = list(lines_of(ranked, chosen.inspection.undivided))
+    lines = list(lines_of(ranked, chosen.inspection))
     lines = [*(lines if spec.strategy.is_auto else lines[:2]), f"compile: {why}"]  # two candidates need no counting
     plan = dataclasses.replace(chosen.plan, notes=(*lines, *chosen.plan.notes[len(chosen.lines) :]))
     return dataclasses.replace(chosen, plan=plan, considered=ranked, lines=tuple(lines))
