@@ -680,3 +680,35 @@ def test_other_calls_than_the_cut_was_tried_with_are_told_with_the_module(usual:
         run_of_flow(usual, other)
     assert told in str(caught.value)
     assert str(caught.value).endswith("inside one module or, by strategy.split, inside one stage")
+
+
+def test_a_tensor_that_is_assigned_the_data_of_another_stage_gets_it_with_what_comes() -> None:
+    """It was a real one without memory, and whoever read it ended the process."""
+
+    def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
+        given = torch.zeros_like(x)
+        given.data = model.one(x).data
+        return model.three(model.two(given + 1))
+
+    model, batch = Loose(forward), torch.randn(2, 4)
+    found = recorded(model, summed, batch)
+    with torch.no_grad():
+        assert torch.equal(run_cut(model, summed, batch, found, [1]), summed(model, batch))
+
+
+@pytest.mark.parametrize("through_memory", [False, True])
+def test_a_parameter_that_gets_the_numbers_of_another_stage_is_told_with_the_line(through_memory: bool) -> None:
+    def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
+        x = model.one(x)
+        if through_memory:
+            model.two.bias.data.copy_(x.detach().mean(0))
+        else:
+            model.two.bias.data = x.detach().mean(0)
+        return model.three(model.two(x))
+
+    model, batch = Loose(forward), torch.randn(2, 4)
+    found = recorded(model, summed, batch)
+    before = model.two.bias.detach().clone()
+    with pytest.raises(PlaceholderError, match=rf"at .*{Path(__file__).name}:\d+ writes to what the model keeps"):
+        run_cut(model, summed, batch, found, [1])
+    assert torch.equal(model.two.bias, before)

@@ -25,7 +25,8 @@ from weft.plan.plan import Border
 from weft.workload.cutting.calls import CallNumbers, Seed
 from weft.workload.cutting.leaves import places_in, replaced, tensors_in
 from weft.workload.cutting.loose import LooseNames, LooseResults, is_loose
-from weft.workload.cutting.names import call_name, is_argument, names_by_place, slots_of
+from weft.workload.cutting.modes import look_at_assigned_data
+from weft.workload.cutting.names import KeptMemory, call_name, is_argument, names_by_place, slots_of
 from weft.workload.cutting.placeholder import Placeholder, refuse_kept, resolved, sendable
 from weft.workload.cutting.skipped import OtherStructure, SkippedCalls
 from weft.workload.cutting.substitutes import Substitutes
@@ -88,6 +89,7 @@ class CutStep:
         self._shapes_alone = {each for each in self._visible if self._looks is None and each.tells_shapes_alone}
         self._own = frozenset(own)
         tables = [each.module for each in self._visible if each.kind is CallKind.TRANSPARENT]
+        self._kept = KeptMemory()
         self._tables = {module for table in tables for module in table.modules()}
         self._names = names_by_place(model)  # forward may put another tensor in a buffer's place
         self._others = {each for each in self._visible if each.kind is CallKind.OPAQUE and not self._has(each.module)}
@@ -111,6 +113,7 @@ class CutStep:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """The model is this stage's: the others' parameters and buffers are placeholders."""
+        look_at_assigned_data()
         foreign = self._foreign()
         with listening(self._visible, self):
             for slots, key, tensor, name in foreign:
@@ -123,6 +126,7 @@ class CutStep:
 
     def install(self) -> None:
         """For good: nobody here has the others' parameters any more."""
+        look_at_assigned_data()
         self._installation.enter_context(listening(self._visible, self))
         for slots, key, tensor, name in self._foreign():
             slots[key] = self._skipped.foreign(tensor, name)
@@ -206,8 +210,11 @@ class CutStep:
         )
 
     def _has_in_model(self, tensor: torch.Tensor) -> bool:
-        """Whether it stands in the model, for good."""
-        return any(tensor is slots.get(key) for module, key in self._names for slots in slots_of(module))
+        """Whether it stands in the model, for good, or is memory of what does."""
+        there = [
+            each for module, key in self._names for slots in slots_of(module) if (each := slots.get(key)) is not None
+        ]
+        return self._kept.has(tensor, there)
 
     def rebind(self, bound: Bound) -> None:
         """As a run has left it: for a backward that calls modules again, with the arguments that they had."""

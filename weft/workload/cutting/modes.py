@@ -2,6 +2,8 @@
 
 What has numbers must not see it. Modules of torch ask whether somebody looks (`has_torch_function`), and compute in
 another way then: an encoder layer leaves its fused kernel in evaluation, and its numbers are others in their last bits.
+
+So none looks at a whole stage. Of `tensor.data = other` torch then tells nobody but the class of `tensor`.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.workload.cutting.leaves import tensors_in
+from weft.workload.cutting.tape import Renewed
 
 _READS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}  # past all operations
 _BY_NUMBERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _BY_LENGTHS = {torch.ops.aten._pack_padded_sequence.default, torch.ops.aten._pad_packed_sequence.default}
 _INDEXES = {torch.ops.aten.index.Tensor}  # by numbers where an index is a mask
 _MASKS = {torch.bool, torch.uint8}
+_DATA: Any = torch.Tensor.data
 _REAL = {torch.Tensor, torch.nn.Parameter}
 
 
@@ -35,6 +39,26 @@ def aside(mode: TorchFunctionMode) -> Iterator[None]:
         yield
     finally:
         mode.__enter__()
+
+
+class _AssignedData:
+    """In the place of torch's own, which is still what the class gives, and what is told of."""
+
+    def __get__(self, tensor: torch.Tensor | None, kind: type | None = None) -> Any:
+        return _DATA if tensor is None else _DATA.__get__(tensor, kind)
+
+    def __set__(self, tensor: torch.Tensor, value: Any) -> None:
+        if isinstance(value, Renewed) and not isinstance(tensor, Renewed):
+            type(value).__torch_function__(_DATA.__set__, (type(value),), (tensor, value))  # type: ignore[no-untyped-call]
+        else:
+            _DATA.__set__(tensor, value)
+
+
+def look_at_assigned_data() -> None:
+    """For good: a real tensor that is assigned what has no numbers would be one without memory, and whoever reads it
+    would end the process."""
+    if not isinstance(vars(torch.Tensor).get("data"), _AssignedData):
+        torch.Tensor.data = _AssignedData()  # type: ignore[assignment]
 
 
 class NumbersRead:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+
+from weft.workload.cutting.tape import Renewed
 
 
 def call_name(module: str, occurrence: int) -> str:
@@ -55,6 +57,30 @@ def names_by_place(model: nn.Module) -> dict[tuple[nn.Module, str], str]:
         for key, tensor in slots.items()
         if tensor is not None
     }
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """The same of all that is written to through one of them; 0 of what has none: of what torch.func makes while one of
+    its transforms runs, too."""
+    has_one = tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return int(tensor.untyped_storage()._cdata) if has_one else 0
+
+
+class KeptMemory:
+    def __init__(self) -> None:
+        self._seen: frozenset[int] = frozenset()  # once, since it takes long
+
+    def has(self, tensor: torch.Tensor, kept: Sequence[torch.Tensor]) -> bool:
+        """Whether it is one of those that are kept, or is written to where one of these is, as its `.data` is."""
+        if any(tensor is each for each in kept):
+            return True
+        real = [each for each in kept if not isinstance(each, Renewed)]
+        if not self._seen:
+            self._seen = frozenset(map(memory_of, real))
+        memory = memory_of(tensor)
+        return 0 != memory in self._seen and any(
+            memory == memory_of(each) for each in real
+        )  # they may have other by now
 
 
 def slots_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:

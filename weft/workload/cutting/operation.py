@@ -22,6 +22,7 @@ _WORDS = {
     "__getitem__": "an index",
     "__index__": "a tensor as an index",
     "__int__": "int()",
+    "__set__": "an assignment",
     "__setitem__": "an index",
 }
 _NO_WRITES = {"__index__", "__int__", "__invert__"}

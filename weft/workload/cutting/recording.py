@@ -17,7 +17,7 @@ from weft.workload.cutting.cut_step import Step
 from weft.workload.cutting.leaves import places_in, tensors_in
 from weft.workload.cutting.loose import LooseNames, made_by
 from weft.workload.cutting.modes import aside
-from weft.workload.cutting.names import argument_name, call_name, named_tensors, output_name
+from weft.workload.cutting.names import argument_name, call_name, memory_of, named_tensors, output_name
 from weft.workload.cutting.operation import asks_for_numbers, is_check, name_of, result_of, user_line, writes
 from weft.workload.cutting.placeholder import KNOWN
 from weft.workload.cutting.recorded import Recorded
@@ -38,9 +38,9 @@ class StepRecording(TorchFunctionMode):
         self._names = {id(each): name for name, each in named_tensors(model) if id(each) not in tables}
         self._state = dict(named_tensors(model))
         self._states_of = {each: self._state_of(each) for each in self._visible if each.kind is CallKind.OPAQUE}
-        self._parameters = {_storage(p): name for name, p in model.named_parameters()}
+        self._memory = {memory_of(self._state[name]): name for name in self._names.values()}
         self._versions = {name: p._version for name, p in model.named_parameters()}
-        self._written: set[str] = set()  # parameters, past the count of changes: through .data
+        self._written: set[str] = set()  # parameters and buffers, past the count of changes: through .data
         self.numbers = CallNumbers()
         self._depth = 0  # within an opaque call
         self._calls: list[Visible] = []  # by region, from 1
@@ -72,8 +72,11 @@ class StepRecording(TorchFunctionMode):
     @property
     def changed(self) -> list[str]:
         """Parameters that a run changes."""
-        found = (name for name, version in self._versions.items() if self._state[name]._version != version)
-        return sorted({*found, *self._written})
+        return sorted(
+            name
+            for name, version in self._versions.items()
+            if name in self._written or self._state[name]._version != version
+        )
 
     @contextlib.contextmanager
     def installed_again(self, seed: Seed) -> Iterator[None]:
@@ -183,8 +186,7 @@ class StepRecording(TorchFunctionMode):
         made = made_by(func, args, result)
         if not made and _is_quiet(func):
             return result
-        if made and writes(func.__name__) and (name := self._parameters.get(_storage(made[0]))) is not None:
-            self._written.add(name)
+        is_kept = bool(made) and writes(func.__name__) and self._note_written(made[0])
         self._varies |= self._has_drawn and not made
         name = self._loose.next(func) if made else ""
         self._computed[name.removeprefix(f"~{self._loose.call} ").partition("#")[0]] += 1
@@ -192,7 +194,7 @@ class StepRecording(TorchFunctionMode):
         if has_drawn:
             self._draws(name_of(func), is_fed=bool(sources))
         if sources:
-            is_kept = any(id(tensor) in self._names for tensor in made)  # by the model, so written to only once
+            is_kept |= any(id(tensor) in self._names for tensor in made)  # by the model, so written to only once
             is_of_state = not is_kept and all(fed.is_of_state for fed in sources)
             found = [
                 Fed(
@@ -211,6 +213,18 @@ class StepRecording(TorchFunctionMode):
             for fed in found:
                 self._feed(fed)
         return result
+
+    def _note_written(self, tensor: torch.Tensor) -> bool:
+        """Whether it is the model's, or memory of that."""
+        memory = memory_of(tensor)
+        there = self._memory.get(memory) if memory else None
+        name = self._names.get(id(tensor), there)
+        if name is None:
+            return False
+        self._written.add(name)
+        if name != there:  # assigned to its .data
+            self._memory = {memory: name} | {key: each for key, each in self._memory.items() if each != name}
+        return True
 
     def _draws(self, operation: str, *, is_fed: bool) -> None:
         """What depends on the batch alone is drawn by every stage, and with the same numbers if each has drawn what the
@@ -269,12 +283,6 @@ def _refuse_update(optimizer: Any, args: Any, kwargs: Any) -> NoReturn:
         f"the step calls the step() of {type(optimizer).__name__} at {user_line()}; leave it out, as zero_grad() and "
         "backward(): Weft updates all parameters by Workload.optimizer, and two that take turns (a GAN's) are no job"
     )
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    """0 of what has none: of what torch.func makes while one of its transforms runs, too."""
-    has_one = tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    return int(tensor.untyped_storage()._cdata) if has_one else 0
 
 
 def _is_alike(given: torch.Tensor, made: torch.Tensor) -> bool:
