@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -13,7 +14,9 @@ import torch
 KEEP_IN_BUFFERS = "keep in buffers what lasts from call to call"
 TWO_WAYS_OUT = "cut elsewhere (strategy.split), or make what is computed there an nn.Module of its own"
 
-_TORCH, _HERE = os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_HERE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep  # Weft
+_AROUND = ("<frozen ", threading.__file__)  # how a process or a thread begins
 _DISTRIBUTIONS = os.path.join(_TORCH, "distributions", "")
 _WORDS = {
     "__bool__": "if, or bool(),",
@@ -65,9 +68,10 @@ def writes(name: str) -> bool:
 
 
 def user_line() -> str:
-    """File and line of whoever called torch: the innermost that is neither torch nor this package."""
+    """File and line of whoever called torch: the innermost that is neither torch nor Weft; there is none in a backward
+    between two hooks."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _HERE)):
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _HERE, *_AROUND)):
         frame = frame.f_back
     return "an unknown line" if frame is None else f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
 
