@@ -712,3 +712,24 @@ def test_a_parameter_that_gets_the_numbers_of_another_stage_is_told_with_the_lin
     with pytest.raises(PlaceholderError, match=rf"at .*{Path(__file__).name}:\d+ writes to what the model keeps"):
         run_cut(model, summed, batch, found, [1])
     assert torch.equal(model.two.bias, before)
+
+
+@pytest.mark.parametrize(
+    "which", [lambda mask: mask, lambda mask: (mask, slice(1)), lambda mask: (slice(None), mask[0])]
+)
+def test_rows_are_taken_by_a_mask_of_the_batch_which_every_stage_has(which: Callable[[torch.Tensor], Any]) -> None:
+    """How many there are is another number in each batch."""
+
+    def forward(model: Any, given: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        x, mask = given
+        x = model.two(model.one(x)[which(mask)].flatten()[:, None].expand(-1, 4))
+        assert x.shape[0] == torch.empty(2, 3, 4)[which(mask)].numel()
+        return model.three(x)
+
+    model = Loose(forward)
+    batches = [(torch.randn(2, 3, 4), torch.tensor(rows).bool()) for rows in ([[1, 1, 0]] * 2, [[1, 0, 0]] * 2)]
+    with torch.no_grad():
+        for cut in ([1], [2]):
+            stages = stages_of(model, recorded(model, summed, batches[0]), cut)
+            for batch in (*batches, *batches):
+                assert torch.equal(run_stages(stages, summed, batch), summed(model, batch))

@@ -60,6 +60,18 @@ def is_check(func: Callable[..., Any]) -> bool:
     return False
 
 
+def by_places(index: Any) -> Any:
+    """The same index with places in the place of each mask that has numbers, which tell how many there are."""
+    parts = index if type(index) is tuple else (index,)
+    if not any(map(_is_mask, parts)):
+        return index
+    return tuple(place for part in parts for place in (part.nonzero(as_tuple=True) if _is_mask(part) else (part,)))
+
+
+def _is_mask(part: Any) -> bool:
+    return type(part) is torch.Tensor and part.dtype is torch.bool and part.dim() > 0
+
+
 def writes(name: str) -> bool:
     """Whether an operation writes to its first argument, as torch names it."""
     if name.startswith("__"):

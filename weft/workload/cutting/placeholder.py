@@ -20,6 +20,7 @@ from weft.workload.cutting.operation import (
     KEEP_IN_BUFFERS,
     TWO_WAYS_OUT,
     asks_for_numbers,
+    by_places,
     is_check,
     name_of,
     result_of,
@@ -165,6 +166,8 @@ class Placeholder(Renewed):
             unknown.append(_lost(target, func))
         if is_check(func):
             return True
+        if func is torch.Tensor.__getitem__:
+            given = (args[0], by_places(args[1])), {}
         if playing.redraws and name_of(func) in playing.redraws:
             _draw(func, given)
         if any(each.is_kept for each in unknown):
