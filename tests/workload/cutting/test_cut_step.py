@@ -733,3 +733,22 @@ def test_rows_are_taken_by_a_mask_of_the_batch_which_every_stage_has(which: Call
             stages = stages_of(model, recorded(model, summed, batches[0]), cut)
             for batch in (*batches, *batches):
                 assert torch.equal(run_stages(stages, summed, batch), summed(model, batch))
+
+
+def test_a_nested_tensor_of_torchs_encoder_is_told_with_what_leaves_it_out() -> None:
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(4, 4)
+            layer = nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            padding = torch.zeros(2, 3, dtype=torch.bool)
+            padding[1, 2] = True
+            output: torch.Tensor = self.encoder(self.one(x), src_key_padding_mask=padding)
+            return output
+
+    with torch.no_grad():
+        found = recorded(Padded().eval(), summed, torch.randn(2, 3, 4))
+    assert "leaves it out with enable_nested_tensor=False" in found.problems[found.units.index("encoder.layers.0")]

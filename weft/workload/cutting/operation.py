@@ -28,6 +28,9 @@ _WORDS = {
     "__set__": "an assignment",
     "__setitem__": "an index",
 }
+_LEFT_OUT = {
+    "_nested_tensor_from_mask_left_aligned": " (nn.TransformerEncoder leaves it out with enable_nested_tensor=False)",
+}
 _NO_WRITES = {"__index__", "__int__", "__invert__"}
 
 
@@ -40,6 +43,7 @@ def asks_for_numbers(func: Callable[..., Any], what: str) -> str:
     line, name = user_line(), getattr(func, "__name__", str(func))
     if getattr(torch.Tensor, name, None) is func:
         name = _WORDS.get(name, f".{name}()")
+    name += _LEFT_OUT.get(name, "")
     return f"{name} at {line} needs the numbers of {what.removesuffix(f' at {line}')}"
 
 
