@@ -8,7 +8,6 @@ late one the shape is found out when somebody asks for it, or computes with it.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -27,7 +26,7 @@ from weft.workload.cutting.operation import (
     user_line,
     writes,
 )
-from weft.workload.cutting.tape import Renewed, answered, playing
+from weft.workload.cutting.tape import OF_NOBODY_ELSE, Renewed, answered, playing, references
 from weft.workload.workload import WorkloadError
 
 _FAKES = FakeTensorMode(allow_non_fake_inputs=True)
@@ -44,7 +43,6 @@ _OF_SHAPE = {getattr(torch.Tensor, name) for name in _SIZED} | {torch.numel}
 _OF_SHAPE |= {getattr(torch.Tensor, name).__get__ for name in ("shape", "ndim", "nbytes")}
 _DETACHES = {torch.Tensor.detach, torch.Tensor.detach_, torch.Tensor.data.__get__}  # type: ignore[attr-defined]
 _BY_LENGTHS = ("pack_padded_sequence", "pad_packed_sequence")  # what of it has no numbers is the first it returns
-_REFERENCES = 3  # to a spare that nobody has: from the one that it is of, from `again`, and to ask
 _TOLD = {torch.Tensor.__repr__, torch.Tensor.__format__}
 
 
@@ -103,7 +101,7 @@ class Placeholder(Renewed):
         if self.run is None:
             return self
         spare = self._spare
-        if spare is None or sys.getrefcount(spare) > _REFERENCES:  # somebody has kept it
+        if spare is None or references(spare) > OF_NOBODY_ELSE:
             self._spare = spare = torch.Tensor._make_wrapper_subclass(Placeholder, **self._how)
             spare.__dict__.update(self.__dict__, _spare=None)
         spare.run, spare.came, spare.is_asked = playing.run, None, self.is_asked

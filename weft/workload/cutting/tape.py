@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from operator import is_
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -225,3 +227,19 @@ def _is_renewed(known: Any, value: Any) -> bool:
 _REAL = {torch.Tensor, torch.nn.Parameter}
 _PLAIN = {type(None), int, float, complex, bool, str, bytes, slice, range, type}
 _PLAIN |= {torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format}
+
+
+def references(spare: object) -> int:
+    """To what its caller has in a variable, and an object in an attribute; see OF_NOBODY_ELSE."""
+    return sys.getrefcount(spare)
+
+
+def _of_nobody_else() -> int:
+    holder = SimpleNamespace(spare=object())
+    spare = holder.spare
+    count = references(spare)
+    assert spare is holder.spare  # both have it still
+    return count
+
+
+OF_NOBODY_ELSE = _of_nobody_else()  # interpreters count them each in its own way
