@@ -42,10 +42,13 @@ VERBS_OF_FILE: dict[str, tuple[str, ...]] = {
     "profiled.msgpack": ("trace --profiled",),
     "model.safetensors": ("show", "wait", "logs -f"),
     "plan.json": ("show",),
+    "code.json": ("show",),
     "spec.json": ("show",),
 }
-# A model that is no file is none; plan and spec are for people alone; a picture without a recording has no stalls.
-DO_WITHOUT = {(file, verb) for file in ("model.safetensors", "plan.json", "spec.json") for verb in VERBS_OF_FILE[file]}
+# A model that is no file is none; plan and spec are for people alone, code for the next daemon; a picture without a
+# recording has no stalls.
+_NOT_NEEDED = ("model.safetensors", "plan.json", "spec.json", "code.json")
+DO_WITHOUT = {(file, verb) for file in _NOT_NEEDED for verb in VERBS_OF_FILE[file]}
 DO_WITHOUT.add(("recording.msgpack", "plot"))
 
 
