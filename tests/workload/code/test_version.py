@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from weft.spec.job_spec import JobSpec
-from weft.workload.code.version import CLOCK_OF_FILES, CodeChanged, CodeVersion
+from weft.workload.code.version import CodeChanged, CodeVersion
 from weft.workload.entry import unload
 
 SOURCE = """
@@ -28,6 +28,7 @@ def layer(width):
     return torch.nn.Linear(width, 1, bias={bias})
 """
 Write = Callable[..., JobSpec]
+TICK_SECONDS = 0.02  # more than one of the clock that many kernels have for files
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def write(tmp_path: Path) -> Iterator[Write]:
 
     def spec(source: str = SOURCE, layers: str = LAYERS.format(bias=True)) -> JobSpec:
         (tmp_path / "job.py").write_text(source)
-        let_pass(written(tmp_path / "weft_test_layers.py", layers))
+        (tmp_path / "weft_test_layers.py").write_text(layers)
         return JobSpec(job={"entry": "job.py:workload", "epochs": 1, "batch_size": 1}, directory=str(tmp_path))
 
     yield spec
@@ -47,12 +48,6 @@ def write(tmp_path: Path) -> Iterator[Write]:
 def written(file: Path, text: str) -> Path:
     file.write_text(text)
     return file
-
-
-def let_pass(file: Path) -> None:
-    """Its time, which those have too that are written in the same tick of the clock."""
-    while time.clock_gettime_ns(CLOCK_OF_FILES) <= file.stat().st_ctime_ns:
-        pass
 
 
 def noted(spec: JobSpec) -> CodeVersion:
@@ -138,7 +133,6 @@ def test_what_a_forward_imports_in_an_inspection_is_noted_then(
 ) -> None:
     spec, before = write(), set(sys.modules)
     late = written(tmp_path / "weft_test_late.py", "")
-    let_pass(late)
     version = CodeVersion("digits-1", {})
     version.load(before, spec)
     assert names(version) == ["job.py", "weft_test_layers.py"]
@@ -156,6 +150,7 @@ def test_but_not_where_it_may_have_changed_meanwhile(
     spec, before = write(), set(sys.modules)
     version = CodeVersion("digits-1", {})
     version.load(before, spec)
+    time.sleep(TICK_SECONDS)
     (tmp_path / "weft_test_late.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.import_module("weft_test_late")
@@ -166,7 +161,8 @@ def test_but_not_where_it_may_have_changed_meanwhile(
 def test_a_file_that_is_edited_while_it_is_loaded_is_noted_as_it_was_loaded(write: Write, tmp_path: Path) -> None:
     """A digest that was taken behind the load would have been of the edited file, and the model of the other."""
     edits = f"""
-import pathlib
+import pathlib, time
+time.sleep({TICK_SECONDS})
 file = pathlib.Path(weft_test_layers.__file__)
 if "bias=True" in file.read_text():
     file.write_text({LAYERS.format(bias=False)!r})
@@ -179,10 +175,15 @@ if "bias=True" in file.read_text():
 
 
 def test_what_a_job_writes_anew_at_each_load_is_its_own_affair(write: Write, tmp_path: Path) -> None:
-    writes = """
+    writes = (
+        f"""
 import pathlib, time
+time.sleep({TICK_SECONDS})
+"""
+        + """
 pathlib.Path(__file__).with_name("weft_test_layers.py").write_text(f"{LAYERS}# {time.time_ns()}")
 """
+    )
     writes = writes.replace("{LAYERS}", LAYERS.format(bias=True).replace("\n", "\\n"))
     version = noted(write(writes + SOURCE))
     assert names(version) == ["job.py"]

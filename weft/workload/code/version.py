@@ -19,7 +19,6 @@ from weft.spec.job_spec import JobSpec, is_unicode
 from weft.workload.entry import files_of_job, load_again
 from weft.workload.workload import Workload, WorkloadError
 
-CLOCK_OF_FILES: Final = 5  # CLOCK_REALTIME_COARSE (linux/time.h): a file's times are of it, a tick behind the other
 MAX_NAMES: Final = 3  # of files, in a message: a line's worth
 
 
@@ -64,7 +63,7 @@ class CodeVersion:
         self.check()
         if self._began_ns is not None:
             return load_again(before, spec)
-        self._began_ns = time.clock_gettime_ns(CLOCK_OF_FILES)
+        self._began_ns = time.time_ns()
         workload = load_again(before, spec)
         found = _digests(files_of_job(spec, before))
         if any(_has_changed_since(path, self._began_ns) for path in found.keys() - self.digests.keys()):
@@ -97,7 +96,9 @@ def _digest(file: Path) -> str | None:
 
 
 def _has_changed_since(path: str, began_ns: int) -> bool:
-    """By the time of its inode: another file that is moved or linked there brings its own of the content."""
+    """By the time of its inode: another file that is moved or linked there brings its own of the content. Many
+    kernels take the clock's last tick, some milliseconds ago, so what is written that soon is taken to have been there:
+    a job may be submitted as soon as its file is."""
     try:
         return Path(path).stat().st_ctime_ns >= began_ns
     except OSError:
