@@ -67,6 +67,8 @@ def memory_of(tensor: torch.Tensor) -> int:
 
 
 class KeptMemory:
+    """Of what a model keeps: to tell what is written to it from what a step has made."""
+
     def __init__(self) -> None:
         self._seen: frozenset[int] = frozenset()  # once, since it takes long
 
