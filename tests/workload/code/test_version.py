@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pickle
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -28,7 +28,24 @@ def layer(width):
     return torch.nn.Linear(width, 1, bias={bias})
 """
 Write = Callable[..., JobSpec]
-TICK_SECONDS = 0.02  # more than one of the clock that many kernels have for files
+
+
+def let_pass(beside: Path) -> None:
+    """Until files have later times than now: many kernels take the last tick of a clock for them."""
+    import time  # a job's code has this function, too
+
+    now, tick = time.time_ns(), beside.with_name("tick")
+    tick.touch()
+    while tick.stat().st_ctime_ns < now:
+        tick.touch()
+
+
+LET_PASS = f"""
+from pathlib import Path
+
+{inspect.getsource(let_pass)}
+let_pass(Path(__file__))
+"""
 
 
 @pytest.fixture
@@ -150,7 +167,7 @@ def test_but_not_where_it_may_have_changed_meanwhile(
     spec, before = write(), set(sys.modules)
     version = CodeVersion("digits-1", {})
     version.load(before, spec)
-    time.sleep(TICK_SECONDS)
+    let_pass(tmp_path / "job.py")
     (tmp_path / "weft_test_late.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.import_module("weft_test_late")
@@ -160,10 +177,8 @@ def test_but_not_where_it_may_have_changed_meanwhile(
 
 def test_a_file_that_is_edited_while_it_is_loaded_is_noted_as_it_was_loaded(write: Write, tmp_path: Path) -> None:
     """A digest that was taken behind the load would have been of the edited file, and the model of the other."""
-    edits = f"""
-import pathlib, time
-time.sleep({TICK_SECONDS})
-file = pathlib.Path(weft_test_layers.__file__)
+    edits = f"""{LET_PASS}
+file = Path(weft_test_layers.__file__)
 if "bias=True" in file.read_text():
     file.write_text({LAYERS.format(bias=False)!r})
 """
@@ -176,12 +191,10 @@ if "bias=True" in file.read_text():
 
 def test_what_a_job_writes_anew_at_each_load_is_its_own_affair(write: Write, tmp_path: Path) -> None:
     writes = (
-        f"""
-import pathlib, time
-time.sleep({TICK_SECONDS})
-"""
+        LET_PASS
         + """
-pathlib.Path(__file__).with_name("weft_test_layers.py").write_text(f"{LAYERS}# {time.time_ns()}")
+import time
+Path(__file__).with_name("weft_test_layers.py").write_text(f"{LAYERS}# {time.time_ns()}")
 """
     )
     writes = writes.replace("{LAYERS}", LAYERS.format(bias=True).replace("\n", "\\n"))
