@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,39 +11,10 @@ from safetensors.torch import load_file
 
 from weft.reference.loop import train
 
-SOURCE = """
-import torch, weft
-from torch import nn
-
-
-class Own(torch.optim.Optimizer):
-    def __init__(self, parameters, how):
-        super().__init__(parameters, {"lr": 0.05})
-        self.how = how
-        if how == "keeps tensors by place":
-            self.slow = [[each.detach().clone() for each in group["params"]] for group in self.param_groups]
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for number, group in enumerate(self.param_groups):
-            for place, parameter in enumerate(group["params"]):
-                if parameter.grad is not None:
-                    self.move(parameter, parameter.grad, number, place)
-
-    def move(self, parameter, gradient, number, place):
-        match self.how:
-            case "assigns .data":
-                parameter.data = parameter.data - 0.05 * gradient
-            case "keeps gradients":
-                before = self.state[parameter].get("before", torch.zeros_like(parameter))
-                self.state[parameter]["before"] = gradient
-                parameter.sub_(2 * gradient - before, alpha=0.05)
-            case "changes gradients":
-                parameter.sub_(gradient.add_(parameter, alpha=0.5), alpha=0.05)
-            case "draws":
-                parameter.sub_(gradient + 0.01 * torch.randn_like(parameter), alpha=0.05)
-            case _:
-                parameter.copy_(self.slow[number][place].lerp_(parameter - 0.05 * gradient, 0.5))
+SOURCE = (
+    Path(__file__).parents[1].joinpath("own_optimizer.py").read_text()
+    + """
+import weft
 
 
 def workload(how):
@@ -53,6 +25,7 @@ def workload(how):
         optimizer=lambda parameters: Own(parameters, how),
     )
 """
+)
 STRATEGIES: dict[str, dict[str, Any]] = {
     "one worker": {},
     "stages": {"stages": 2, "microbatches": 3},
@@ -61,7 +34,14 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "offloaded": {"preset": "zero-offload", "bucket_mib": 0.001},
     "a device": {"replicas": [{"device": "gpu"}]},
 }
-HOWS = ("assigns .data", "keeps gradients", "changes gradients", "draws", "keeps tensors by place")
+HOWS = (
+    "assigns .data",
+    "keeps gradients",
+    "changes gradients",
+    "assigns .data of gradients",
+    "draws",
+    "keeps tensors by place",
+)
 
 
 @pytest.mark.pairs(2, how=HOWS, strategy=tuple(STRATEGIES))

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from weft.workers.updates.sharded_optimizer import Segment, Shard, ShardedOptimi
 from weft.workload.optimizer import make_optimizer
 
 Factory = Callable[[Any], torch.optim.Optimizer]
+Own: Any = runpy.run_path(str(Path(__file__).parents[2] / "own_optimizer.py"))["Own"]
 
 
 class TrustRatio(torch.optim.Optimizer):
@@ -60,43 +63,9 @@ class Averaged(torch.optim.Optimizer):
                 parameter.copy_(slow.lerp_(parameter, 0.5))
 
 
-class Plain(torch.optim.Optimizer):
-    """What others do with one parameter in a step; `keep` and `by_place` stand beside the state."""
-
-    def __init__(self, given: Any, how: str) -> None:
-        super().__init__(given, {"lr": 0.1})
-        self.how = how
-        if how == "keeps tensors by place":
-            self.slow = [[each.detach().clone() for each in group["params"]] for group in self.param_groups]
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for number, group in enumerate(self.param_groups):
-            for place, parameter in enumerate(group["params"]):
-                if parameter.grad is not None:
-                    self.move(parameter, parameter.grad, (number, place))
-
-    def move(self, parameter: nn.Parameter, gradient: Tensor, where: tuple[int, int]) -> None:
-        match self.how:
-            case "assigns .data":
-                parameter.data = parameter.data - 0.1 * gradient
-            case "keeps gradients":
-                before = self.state[parameter].get("before", torch.zeros_like(parameter))
-                self.state[parameter]["before"] = gradient
-                parameter.sub_(2 * gradient - before, alpha=0.1)
-            case "changes gradients":
-                parameter.sub_(gradient.add_(parameter, alpha=0.5), alpha=0.1)
-            case "assigns .data of gradients":
-                gradient.data = gradient.data - gradient.data.mean()
-                parameter.sub_(gradient, alpha=0.1)
-            case _:
-                slow = self.slow[where[0]][where[1]]
-                parameter.copy_(slow.lerp_(parameter - 0.1 * gradient, 0.5))
-
-
 HOWS = ("assigns .data", "keeps gradients", "changes gradients", "assigns .data of gradients", "keeps tensors by place")
 OWN: dict[str, Factory] = {
-    **{how: partial(Plain, how=how) for how in HOWS},
+    **{how: partial(Own, how=how) for how in HOWS},
     "an optimizer of the user": lambda given: TrustRatio(given, name="mine", lr=0.1),
     "one around another": Averaged,
     "a subclass of AdamW": lambda given: type("Own", (torch.optim.AdamW,), {})(given, lr=0.1),
@@ -159,7 +128,7 @@ def test_what_is_kept_by_place_is_found_there_in_each_bucket() -> None:
 
     def build(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         groups = [{"params": [*parameters[:2]]}, {"params": [*parameters[2:]]}]
-        return Plain(groups, how="keeps tensors by place")
+        return Own(groups, how="keeps tensors by place")
 
     optimizer, template = build(real), build(given)
     halves = [(0, 3), (1, 2, 4)]
