@@ -80,9 +80,9 @@ class KeptMemory:
         if not self._seen:
             self._seen = frozenset(map(memory_of, real))
         memory = memory_of(tensor)
-        return 0 != memory in self._seen and any(
-            memory == memory_of(each) for each in real
-        )  # they may have other by now
+        if memory == 0 or memory not in self._seen:
+            return False
+        return any(memory == memory_of(each) for each in real)  # they may have other memory by now
 
 
 def slots_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
