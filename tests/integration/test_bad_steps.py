@@ -200,7 +200,7 @@ CASES: Mapping[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
         {"stages": 2},
         [
             "run again with the same batch, the whole step gives something else: the loss (",
-            ") differs from that of its first run; keep in buffers what lasts from call to call",
+            ") differs from that of its first run; keep in buffers of the model what lasts from call to call",
         ],
     ),
     "a parameter that is changed in each forward, which runs twice": (  # it was, and nobody was told

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import sys
-import sysconfig
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, NoneType
@@ -27,6 +25,8 @@ from weft.spec.job_spec import JobSpec, SpecError, is_unicode
 from weft.spec.presets import AUTO
 from weft.spec.source import ENTRY_MODULE
 from weft.workload.building import Sink, numbered
+from weft.workload.code.installed import is_installed
+from weft.workload.code.torchs_own import put_back
 from weft.workload.compiling.compiled import compile_units
 from weft.workload.model_memory import check_plain, check_values, settle
 from weft.workload.optimizer import note_sparse
@@ -72,10 +72,12 @@ def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
 
 
 def unload(spec: JobSpec, before: Collection[str]) -> None:
-    """Forgets the entry's module and every module that was imported from the job's directory.
+    """Forgets the entry's module and every module that was imported from the job's directory, and what they have put
+    in the place of torch's own.
 
     before: names of the modules, `set(sys.modules)`, that were there before the job; those stay.
     """
+    put_back()
     directory = Path(spec.directory).resolve()
     sys.modules.pop(_module_name(spec.entry_file), None)
     for name in set(sys.modules) - set(before):
@@ -269,14 +271,3 @@ def _locations(module: ModuleType) -> list[Path]:
     file = getattr(module, "__file__", None)
     paths = [Path(path) for path in ([file] if file else getattr(module, "__path__", ()))]
     return [path for path in paths if path.is_absolute()]  # torch.ops and its like name files that are nowhere
-
-
-def is_installed(path: Path) -> bool:
-    if not {"site-packages", "dist-packages"}.isdisjoint(path.parts):
-        return True
-    return any(map(path.is_relative_to, _standard_library()))
-
-
-@functools.cache
-def _standard_library() -> list[Path]:
-    return [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]

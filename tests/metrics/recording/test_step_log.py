@@ -46,14 +46,16 @@ def test_a_line_that_is_not_whole_yet_comes_with_the_next_reading(tmp_path: Path
     assert reader.read() == []
 
 
-def test_a_reader_is_told_when_training_starts_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [1, 2, 3], ids="with {} steps by then".format)
+def test_a_reader_is_told_when_training_starts_over(tmp_path: Path, steps: int) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(**step(1)) + line(**step(2)))
     reader = StepLogReader(path)
     assert len(reader.read() or ()) == 2
-    path.write_text(line(**step(1)))
+    again = list(range(1, 1 + steps))
+    path.write_text("".join(line(**step(number) | {"seconds": 0.25}) for number in again))
     assert reader.read() is None
-    assert [entry.step for entry in reader.read() or ()] == [1]
+    assert [entry.step for entry in reader.read() or ()] == again
 
 
 @pytest.mark.parametrize(

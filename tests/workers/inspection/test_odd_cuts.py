@@ -195,7 +195,7 @@ def test_a_step_that_goes_by_what_its_last_run_has_left_is_not_cut(run: Forward)
     assert {unit for unit, _ in told["cut_problems"]} == set(range(1, len(told["units"])))
     for why in problems_of(told).values():
         assert why.startswith("run again with the same batch, the whole step gives something else: the loss (")
-        assert "keep in buffers what lasts from call to call" in why
+        assert "keep in buffers of the model what lasts from call to call" in why
 
 
 def under_a_checkpoint(parts: Parts, x: torch.Tensor) -> torch.Tensor:

@@ -150,6 +150,21 @@ def test_what_cannot_be_written_down_is_told(value: Any, told: str) -> None:
     assert attributes.changed() == {}
 
 
+def test_what_is_deleted_is_gone_where_training_goes_on() -> None:
+    one, other = Holder(1), Holder(1)
+    attributes = of(one)
+    del one.value
+    kept = decoded(encoded(attributes.changed()))
+    assert attributes.fits(kept)
+    assert not attributes.fits({})
+    of(other).restore(kept)
+    assert "value" not in vars(other)
+    of(other).restore(kept)  # a second time nothing is there to delete
+    one.value = 2  # and what comes back is a change like another
+    of(other).restore(attributes.changed())
+    assert other.value == 2
+
+
 def test_what_contains_itself_is_told() -> None:
     model = Holder([])
     attributes = of(model)

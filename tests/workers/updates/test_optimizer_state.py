@@ -160,6 +160,22 @@ def test_a_parameter_without_a_gradient_is_left_alone_by_an_optimizer_of_the_use
     assert changed == [True, True, False, True, True]
 
 
+def test_an_optimizer_of_the_user_steps_where_no_parameter_of_a_bucket_has_a_gradient() -> None:
+    given = some_parameters()
+    shard, values, _ = shard_of(given)
+    counted: list[int] = []
+
+    class Counting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            counted.append(1)
+            return super().step(closure)
+
+    ours = ShardedOptimizer(Counting(given, lr=0.1), {0: shard}, parameters=given, speculative=False)
+    ours.step(0, touched=lambda index: False)
+    assert counted == [1]
+    assert all(torch.equal(view, parameter.detach()) for view, parameter in zip(values, given, strict=True))
+
+
 def test_a_parameter_in_pieces_is_refused_where_the_optimizer_needs_it_whole() -> None:
     given = [nn.Parameter(torch.zeros(64))]
     template = TrustRatio(given, name="mine", lr=0.1)

@@ -45,10 +45,11 @@ Gradients = Sequence[Tensor | None]
 
 class PerTensor(torch.optim.Optimizer):
     """Keeps what is no tensor of elements: sums over rows, numbers, a list; and counts steps in the group, if it is
-    to."""
+    to. key: under which it keeps what is one."""
 
-    def __init__(self, given: Any, lr: float = 0.1, *, counts: bool = False) -> None:
+    def __init__(self, given: Any, lr: float = 0.1, *, counts: bool = False, key: object = "average") -> None:
         super().__init__(given, {"lr": lr, "steps": int(counts)})
+        self._key = key
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -62,12 +63,12 @@ class PerTensor(torch.optim.Optimizer):
         state = self.state[parameter]
         if not state:
             rows = torch.zeros(parameter.shape[:1])
-            state.update({"rows": rows, "count": 0, "norms": [], "average": torch.zeros_like(parameter)})
+            state.update({"rows": rows, "count": 0, "norms": [], self._key: torch.zeros_like(parameter)})
         state["count"] += 1
         state["norms"].append(float(gradient.norm()))
         state["rows"] += gradient.reshape(*parameter.shape[:1], -1).sum(-1) if parameter.dim() else gradient
-        state["average"].lerp_(gradient, 0.1)
-        parameter.sub_(state["average"] * (lr * state["count"] / (1 + sum(state["norms"]) + state["rows"].norm())))
+        state[self._key].lerp_(gradient, 0.1)
+        parameter.sub_(state[self._key] * (lr * state["count"] / (1 + sum(state["norms"]) + state["rows"].norm())))
 
 
 def factory(cls: Callable[..., torch.optim.Optimizer], **settings: Any) -> Factory:
@@ -103,6 +104,10 @@ ELEMENTWISE: dict[str, Factory] = {
 OTHERS: dict[str, Factory] = {
     "Adafactor": factory(torch.optim.Adafactor),
     "one that keeps much of each tensor": factory(PerTensor),
+    "one that keeps elements under a pair": factory(PerTensor, key=("average", 1)),
+    "one that keeps elements under a number": factory(PerTensor, key=0),
+    "one that keeps elements under a path": factory(PerTensor, key="average/first"),
+    "one that keeps elements under nothing": factory(PerTensor, key=""),
 }
 OPTIMIZERS = ELEMENTWISE | OTHERS
 

@@ -86,7 +86,7 @@ def test_what_a_step_has_kept_is_not_taken_for_what_comes_in_this_run(
     model.relu = nn.ReLU()
     run = last_stage(model)
     run()
-    with pytest.raises(PlaceholderError, match=r"kept from an earlier call.*keep in buffers what lasts"):
+    with pytest.raises(PlaceholderError, match=r"kept from an earlier call.*keep in buffers of the model what lasts"):
         run()
 
 

@@ -104,7 +104,7 @@ class _Crew(TypedDict):
 
 def _planned(spec: JobSpec, crew: _Crew) -> Message:
     """What `show` says of the job once it is planned; nothing of it is left."""
-    if not any(crew.values()):
+    if all(each is None for each in crew.values()):
         with contextlib.suppress(DaemonUnreachable):
             client = Client()
             client.status()

@@ -62,14 +62,15 @@ class StepLogReader:
         self._path = path
         self._offset = 0
         self._num_lines = 0
+        self._last = b""  # of the lines that were read
 
     def read(self) -> list[Step | Validation] | None:
         """None where training has started over, and the file with it: forget what was read before, and read again.
 
         Errors: OSError, StepLogError.
         """
-        if size(self._path) < self._offset:
-            self._offset = self._num_lines = 0
+        if self._has_started_over():
+            self._offset, self._num_lines, self._last = 0, 0, b""
             return None
         entries: list[Step | Validation] = []
         while self._offset < MAX_BYTES:
@@ -80,8 +81,16 @@ class StepLogReader:
                     raise StepLogError(f"{self._path}, line {self._num_lines + 1}, is no line of a step log (too long)")
                 break
             self._offset += len(whole)
+            self._last = whole.splitlines(keepends=True)[-1]
             entries += map(self._parse, whole.splitlines())
         return entries
+
+    def _has_started_over(self) -> bool:
+        """It may have grown beyond what was read: then another line stands where the last one stood."""
+        if size(self._path) < self._offset:
+            return True
+        last = self._last
+        return bool(last) and read(self._path, len(last), offset=self._offset - len(last)) != last
 
     def _parse(self, line: bytes) -> Step | Validation:
         self._num_lines += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from torch import nn
 from weft.plan.plan import StagePlan
 from weft.plan.worker_view import WorkerView
 from weft.workers.devices.device import Memory
+from weft.workload.beside_model import modules_beside
 from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.placeholder import Placeholder
 from weft.workload.cutting.skipped import SkippedCalls, unpickled
@@ -25,13 +26,14 @@ class ModelPart(Protocol):
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """As they are now, those too that no state dict has; by their names in the whole model. Parameters that nobody
-        trains and the step itself changes are among them."""
+        trains and the step itself changes are among them, and what modules beside the model have."""
 
     def parameters(self) -> list[nn.Parameter]:
         """Each once, in the order of the model."""
 
     def modules(self) -> dict[str, nn.Module]:
-        """Whose attributes are the stage's, by their names in the whole model; before anything of it has moved."""
+        """Whose attributes are the stage's, by their names in the whole model, and those beside it; before anything of
+        it has moved."""
 
     def adopt(self, device: Memory) -> None:
         """Brings it to the device."""
@@ -73,10 +75,13 @@ def own_parts(
 
 
 def part_of(workload: Workload, stage: StagePlan) -> ModelPart:
+    """What stands beside the model is the last stage's, where the loss is."""
     if is_cut_by_calls(workload):
-        return CallPart(workload.model, stage.state, stage.changing)
+        beside = {} if stage.ends is not None else modules_beside(workload)
+        return CallPart(workload.model, stage.state, stage.changing, beside)
     made = [Unit(number, *unit) for number, unit in enumerate(units(workload.model))]
-    return UnitPart(made[stage.first : stage.last], stage.changing)
+    beside = {} if stage.last < len(made) else modules_beside(workload)
+    return UnitPart(made[stage.first : stage.last], stage.changing, beside)
 
 
 def check_built(model: nn.Module, stages: Sequence[StagePlan]) -> None:
@@ -97,9 +102,12 @@ def whole_state(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 class UnitPart(ModelPart):
     """Units of an `nn.Sequential`."""
 
-    def __init__(self, own: Sequence[Unit], changing: Collection[str] = ()) -> None:
-        """changing: names of parameters that count as buffers."""
+    def __init__(
+        self, own: Sequence[Unit], changing: Collection[str] = (), beside: Mapping[str, nn.Module] | None = None
+    ) -> None:
+        """changing: names of parameters that count as buffers. beside: modules beside the model."""
         self.units = tuple(own)
+        self._beside = beside or {}
         named = ((unit.prefix + name, each) for unit in self.units for name, each in unit.module.named_parameters())
         self._changing = {name: each for name, each in named if name in changing}
 
@@ -108,14 +116,14 @@ class UnitPart(ModelPart):
 
     def buffers(self) -> dict[str, torch.Tensor]:
         found = ((unit.prefix + name, each) for unit in self.units for name, each in unit.module.named_buffers())
-        return {**dict(found), **self._changing}
+        return {**dict(found), **self._changing, **_buffers_of(self._beside)}
 
     def parameters(self) -> list[nn.Parameter]:
         return list({id(p): p for unit in self.units for p in unit.module.parameters()}.values())
 
     def modules(self) -> dict[str, nn.Module]:
         named = ((unit.prefix, name, each) for unit in self.units for name, each in unit.module.named_modules())
-        return {f"{prefix}{name}".removesuffix("."): each for prefix, name, each in named}
+        return {f"{prefix}{name}".removesuffix("."): each for prefix, name, each in named} | dict(self._beside)
 
     def adopt(self, device: Memory) -> None:
         for unit in self.units:
@@ -126,9 +134,17 @@ class CallPart(ModelPart):
     """Parameters and buffers that are used by some calls of a model, in the whole of it: what is not the stage's own is
     there until the stage is installed."""
 
-    def __init__(self, model: nn.Module, names: Sequence[str], changing: Collection[str] = ()) -> None:
-        """names: the first of each tensor. changing: of parameters that count as buffers."""
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        changing: Collection[str] = (),
+        beside: Mapping[str, nn.Module] | None = None,
+    ) -> None:
+        """names: the first of each tensor. changing: of parameters that count as buffers. beside: modules beside the
+        model."""
         self.model = model
+        self._beside = beside or {}
         self.names = tuple(names)
         known = dict(named_tensors(model))
         own = {id(known[name]) for name in names if name in known}
@@ -142,7 +158,7 @@ class CallPart(ModelPart):
 
     def buffers(self) -> dict[str, torch.Tensor]:
         found = {name: each for name, each in self.model.named_buffers() if not isinstance(each, Placeholder)}
-        return found | self._changing
+        return found | self._changing | _buffers_of(self._beside)
 
     def parameters(self) -> list[nn.Parameter]:
         return self._parameters
@@ -152,7 +168,8 @@ class CallPart(ModelPart):
         known = dict(named_tensors(self.model))
         own = {id(known[name]) for name in self.names if name in known}
         state = {name: {id(each) for _, each in named_tensors(m)} for name, m in self.model.named_modules()}
-        return {name: m for name, m in self.model.named_modules() if not state[name] or state[name] & own}
+        found = {name: m for name, m in self.model.named_modules() if not state[name] or state[name] & own}
+        return found | dict(self._beside)
 
     def adopt(self, device: Memory) -> None:
         holder = nn.Module()
@@ -163,6 +180,11 @@ class CallPart(ModelPart):
             for key, buffer in module._buffers.items():
                 if buffer is not None and not isinstance(buffer, Placeholder):
                     module._buffers[key] = device.put(buffer)
+
+
+def _buffers_of(beside: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:
+    named = ((f"{name}.{key}", each) for name, module in beside.items() for key, each in module._buffers.items())
+    return {name: each for name, each in named if each is not None}
 
 
 def functions_with_state(workload: Workload) -> list[nn.Module]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from weft.workload.entry import is_installed
+from weft.workload.code.installed import is_installed
 
 _LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
 _SIGNALS = ("SigBlk", "SigIgn", "SigCgt")  # of /proc/PID/status: of this thread, and of the process
@@ -79,9 +79,20 @@ def _others() -> Iterator[tuple[str, Any]]:
             torch._C._get_mkldnn_enabled(),
             torch.is_autocast_cache_enabled(),
             torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"),
+            torch.backends.mha.get_fastpath_enabled(),
+            torch.__future__.get_swap_module_params_on_conversion(),
+            torch.__future__.get_overwrite_module_params_on_conversion(),
+            torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+            _validates_distributions(),
             _flushes_denormal(),
         ),
     )
+
+
+def _validates_distributions() -> bool:
+    module = sys.modules.get("torch.distributions.distribution")
+    return __debug__ if module is None else module.Distribution._validate_args
 
 
 def _flushes_denormal() -> bool:

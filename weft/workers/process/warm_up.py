@@ -14,10 +14,12 @@ from torch import nn
 
 from weft.workers.devices.device import Device
 from weft.workers.devices.host import HostDevice
+from weft.workload.code import torchs_own
 
 
 def warm_up_server() -> None:
     """In one thread, which stays the only one: what is forked has no others."""
+    torchs_own.note()
     if _is_inherited():
         torch.set_num_threads(1)
         _train(HostDevice())

@@ -32,6 +32,7 @@ TORCHS = frozenset(("forward", "_compiled_call_impl", *vars(nn.Module())))  # wh
 _VALUES = frozenset((type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device))
 _ABSENT = object()
 _MARK = "weft: "  # begins what stands for objects that torch's loader of plain data does not take
+_DELETED = (f"{_MARK}deleted", (), None)
 _MAPPINGS = frozenset((dict, OrderedDict, Counter))
 _PARTED = _MAPPINGS | {list, tuple, set, deque}
 _NAMED: dict[str, type] = {kind.__name__: kind for kind in (set, OrderedDict, Counter)}
@@ -86,14 +87,18 @@ class Attributes:
                     module.set_extra_state(_read(value))
                 else:
                     there = vars(module)
-                    there[key] = _put_back(value, there.get(key))
+                    if _is_marked(value) and value[0] == _DELETED[0]:
+                        there.pop(key, None)
+                    else:
+                        there[key] = _put_back(value, there.get(key))
 
     def _changed(self) -> Iterator[tuple[str, str, Any]]:
         """Names, and what is written of it or why nothing is."""
         state = _Places(self._modules.values())
         for name, module in self._modules.items():
-            first = self._first[name]
-            for key, value in _own_of(module):
+            first, own = self._first[name], dict(_own_of(module))
+            yield from ((name, key, _DELETED) for key in first.keys() - own.keys())
+            for key, value in own.items():
                 before, looked = first.get(key, (_ABSENT, None))
                 if (before is value and type(value) in _VALUES) or looked == _look(value, [MAX_PARTS]):
                     continue

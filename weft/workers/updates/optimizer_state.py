@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.workers.snapshots.held import VALUES
 from weft.workers.snapshots.saved import Saved, shaped
 from weft.workload.optimizer import tensors_by_place
 
@@ -185,11 +186,17 @@ def _placed(name: str, value: object, parameter: Tensor, group: Mapping[str, Any
 
 
 def parted_state(parameter: Tensor, state: State) -> tuple[dict[str, Tensor], State]:
-    """(what there is for each element, the rest); of a parameter without dimensions, all but the count of steps"""
+    """(what there is for each element, the rest); of a parameter without dimensions, all but the count of steps. What
+    is kept under no name (a number, a tuple), or under one that a checkpoint's "ENTRY/PARAMETER" cannot have, is of the
+    rest."""
     elements = {
         name: value
         for name, value in state.items()
-        if _is_per_element(value, parameter) and (parameter.dim() or name != "step")
+        if _is_per_element(value, parameter)
+        and (parameter.dim() or name != "step")
+        and isinstance(name, str)
+        and name != VALUES
+        and "/" not in name
     }
     return elements, {name: value for name, value in state.items() if name not in elements}
 

@@ -324,7 +324,7 @@ class _StepUpdate:
         """Nothing is kept by part."""
 
     def _step(self, parts: Sequence[ShardPart], scale: float | Tensor) -> None:
-        if not parts:
+        if not parts and self._is_torchs:  # one of the user's counts its steps, with gradients or without
             return
         for part in parts:
             gradient = _scaled(part.gradient, scale)  # the user's may keep it, or change it

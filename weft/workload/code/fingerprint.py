@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from weft.workload.entry import is_installed
+from weft.workload.code.installed import is_installed
 
 MAX_VALUES: Final = 200_000  # arbitrary: a fraction of a second
 WHOLE_BYTES: Final = 1 << 16  # of a tensor that is looked at whole; of a larger one as much, half of it at either end
@@ -186,7 +186,7 @@ class _Walk:
         self._add(function.__module__, function.__qualname__)
         if self._owns(sys.modules.get(function.__module__)):
             self._take(function.__code__)
-            names = sorted(_names(function.__code__) & function.__globals__.keys())
+            names = sorted(names_in(function.__code__) & function.__globals__.keys())
             self._take_all((name, function.__globals__[name]) for name in names)
         self._take_all((function.__defaults__, function.__kwdefaults__))
         for cell in function.__closure__ or ():
@@ -219,10 +219,10 @@ def _are_hooks(name: str, value: object) -> bool:
     return "hooks" in name and isinstance(value, Mapping)
 
 
-def _names(code: CodeType) -> set[str]:
+def names_in(code: CodeType) -> set[str]:
     """What it asks for by name, code within it too."""
     inner = (each for each in code.co_consts if isinstance(each, CodeType))
-    return set(code.co_names).union(*map(_names, inner))
+    return set(code.co_names).union(*map(names_in, inner))
 
 
 def _of_cell(cell: Any) -> tuple[object, ...]:

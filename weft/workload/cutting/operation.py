@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-KEEP_IN_BUFFERS = "keep in buffers what lasts from call to call"
+KEEP_IN_BUFFERS = "keep in buffers of the model what lasts from call to call"
 TWO_WAYS_OUT = "cut elsewhere (strategy.split), or make what is computed there an nn.Module of its own"
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
