@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
 
 from weft.plan.kinds import Cause
 from weft.plan.plan import Plan
@@ -35,6 +38,15 @@ def test_the_last_update_of_the_first_stage_tells_the_learning_rate(plan_of: Pla
     reporters = {WorkerView.of(plan, position).reporter for position in range(len(plan.workers))}
     assert len(reporters) == 1
     assert WorkerView.of(plan_of(stages=2), 0).reporter is None, "each stage updates its own"
+
+
+@pytest.mark.parametrize(("num_bytes", "stage"), [((4, 4), 1), ((4, 0), 0), ((0, 0), 1)])
+def test_without_buckets_the_last_stage_with_parameters_tells_it(
+    plan_of: PlanOf, num_bytes: tuple[int, int], stage: int
+) -> None:
+    view = WorkerView.of(plan_of(stages=2), 0)
+    stages = tuple(replace(each, parameter_bytes=size) for each, size in zip(view.first_stages, num_bytes, strict=True))
+    assert replace(view, first_stages=stages).last_updated_stage == stage
 
 
 def test_who_loads_data_has_nothing_of_the_model(plan_of: PlanOf) -> None:

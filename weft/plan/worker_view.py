@@ -120,6 +120,12 @@ class WorkerView:
         )
 
     @property
+    def last_updated_stage(self) -> int:
+        """Of the first replica: whose update tells the learning rate where there are no buckets."""
+        stages = [stage for stage in self.first_stages if stage.parameter_bytes] or self.first_stages
+        return stages[-1].stage
+
+    @property
     def loads_only(self) -> bool:
         """Whether nothing of the model is its own."""
         return all(task.kind is Kind.LOAD for program in self.programs.values() for task in program)

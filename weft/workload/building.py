@@ -189,3 +189,11 @@ def _is_alone(parameter: nn.Parameter) -> bool:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided and tensor.is_cpu
+
+
+def digests_of(model: nn.Module) -> dict[int, int | None]:
+    """Of a large model's parameters, by place, before anything has changed them."""
+    parameters = list(model.parameters())
+    if sum(parameter.nbytes for parameter in parameters) <= LITTLE_BYTES:
+        return {}
+    return {place: digest_of(parameter) for place, parameter in enumerate(parameters)}

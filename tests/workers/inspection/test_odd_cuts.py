@@ -198,6 +198,20 @@ def test_a_step_that_goes_by_what_its_last_run_has_left_is_not_cut(run: Forward)
         assert "keep in buffers of the model what lasts from call to call" in why
 
 
+def sets_whether_they_are_trained(parts: Parts, x: torch.Tensor) -> torch.Tensor:
+    parts.second.requires_grad_(True)
+    for parameter in parts.third.parameters():
+        parameter.requires_grad = True
+    return parts.third(parts.second(parts.first(x)))
+
+
+def test_who_sets_whether_parameters_are_trained_changes_none_of_them() -> None:
+    told = told_of(Parts(sets_whether_they_are_trained))
+    assert told["cut_problems"] == []
+    assert [each["changed_as"] for each in told["parameters"]] == [None] * len(told["parameters"])
+    assert not any(unit["changes_state"] for unit in told["units"] if "changes_state" in unit)
+
+
 def under_a_checkpoint(parts: Parts, x: torch.Tensor) -> torch.Tensor:
     return parts.second(checkpoint(parts.norm, parts.first(x), use_reentrant=False))
 

@@ -32,3 +32,14 @@ def test_a_parameter_that_nobody_trains_may_change_only_where_it_is_known_to() -
         shown.check()
     shown.begin()
     shown.check()
+
+
+def test_one_without_elements_may_be_trained_by_whatever_counts_its_changes() -> None:
+    model = nn.Linear(2, 2)
+    model.prompt = nn.Parameter(torch.empty(0, 2))
+    names = {id(each): name for name, each in model.named_parameters()}
+    shown = Shown(UnitPart([Unit(0, "", model)]), names, names)
+    assert list(shown.fixed) == ["prompt"]
+    with torch.no_grad():
+        model.prompt.mul_(2)
+    shown.check()

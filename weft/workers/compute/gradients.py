@@ -155,7 +155,10 @@ class _Hook:
 
     def __init__(self, parameter: nn.Parameter, call: Callable[[torch.Tensor], None]) -> None:
         self._call = call
+        was_frozen = not parameter.requires_grad  # for now: torch takes hooks of others alone
+        parameter.requires_grad_()
         self._key = parameter.register_post_accumulate_grad_hook(call).id  # type: ignore[no-untyped-call]
+        parameter.requires_grad_(not was_frozen)
         hooks = parameter._post_accumulate_grad_hooks
         assert hooks is not None
         self._hooks = hooks

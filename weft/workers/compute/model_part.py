@@ -12,7 +12,7 @@ from torch import nn
 from weft.plan.plan import StagePlan
 from weft.plan.worker_view import WorkerView
 from weft.workers.devices.device import Memory
-from weft.workload.beside_model import modules_beside
+from weft.workload.code.beside_model import modules_beside
 from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.placeholder import Placeholder
 from weft.workload.cutting.skipped import SkippedCalls, unpickled

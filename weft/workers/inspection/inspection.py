@@ -53,8 +53,9 @@ from weft.workers.inspection.update_times import GradientSample, unsaved, update
 from weft.workers.snapshots.attributes import Attributes
 from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workload.aliases import aliases_of, check_aliases, referred_elsewhere
-from weft.workload.building import LITTLE_BYTES, digest_of
+from weft.workload.building import digests_of
 from weft.workload.changes import ParameterChanges
+from weft.workload.code.freezing import trainable
 from weft.workload.compiling.ahead import compile_ahead, note_calls, noted_calls
 from weft.workload.compiling.compiled import compiled_modules
 from weft.workload.data.batches import Batches
@@ -161,7 +162,7 @@ def _of_choices(
         alone,
         (),
         sizes,
-        _digests(workload.model),
+        digests_of(workload.model),
         HostDevice(),
         lambda: {"undivided": why_undivided(workload, alone)},
     )
@@ -252,7 +253,7 @@ def inspect(
     specs = specs or (spec,)
     batches = Batches(workload, seed=spec.job.seed, batch_size=spec.job.batch_size, steps=spec.job.steps)
     _check(workload, spec, batches)
-    digests = _digests(workload.model)
+    digests = digests_of(workload.model)
     if spec.strategy.loaders > 1:
         batches.check_orders()
 
@@ -285,6 +286,7 @@ def _inspected(
     sample = GradientSample(optimizer)
     trained = sizes_of_training(specs, batches.num_train)
     aliases, changes = aliases_of(workload.model) if learns else [], ParameterChanges(workload.model)
+    required = trainable(workload)
     attributes = Attributes(dict(workload.model.named_modules()))
     ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
     check_aliases(aliases)
@@ -316,7 +318,9 @@ def _inspected(
         "update_seconds": 0.0 if update is None else update.seconds,
         "device_update_seconds": None if on_device is None else on_device.seconds,
         "metrics": ran.metrics,
-        "parameters": parameter_facts(workload.model, ran.users, optimizer, stepped, digests, changing, sample.sparse),
+        "parameters": parameter_facts(
+            workload.model, ran.users, optimizer, stepped, digests, changing, sample.sparse, required
+        ),
         "elementwise": optimizer is None or is_elementwise(optimizer),
         "weighted": workload.weight is not None,
         "on_epoch": learns and workload.on_epoch is not None,
@@ -361,14 +365,6 @@ def _check(workload: Workload, spec: JobSpec, batches: Batches) -> None:
     trains = any(parameter.requires_grad for parameter in workload.model.parameters())
     if spec.job.mode == "train" and not trains:
         raise WorkloadError("Workload.model has no parameter that requires a gradient; there is nothing to train")
-
-
-def _digests(model: nn.Module) -> dict[int, int | None]:
-    """Of a large model's parameters, by place, before anything has changed them."""
-    parameters = list(model.parameters())
-    if sum(parameter.nbytes for parameter in parameters) <= LITTLE_BYTES:
-        return {}
-    return {place: digest_of(parameter) for place, parameter in enumerate(parameters)}
 
 
 def _is_run_again(specs: Sequence[JobSpec], device: Device, is_one_of_many: bool) -> bool:

@@ -104,9 +104,12 @@ def parameter_facts(
     digests: Mapping[int, int | None],
     changing: Collection[str],
     sparse: Collection[int],
+    required: Collection[int],
 ) -> list[dict[str, Any]]:
     """Of each parameter, in the order of `model.parameters()`. users: numbers of units, by its id. stepped: an
-    optimizer that has, where its state can move. changing: names. sparse: ids of those with sparse gradients."""
+    optimizer that has, where its state can move. changing: names. sparse: ids of those with sparse gradients. required:
+    of those that required gradients as the model was built, or may come to: a model that freezes layers after some
+    epochs has done so where it is tried."""
     named = list(model.named_parameters())
     groups = group_of(optimizer, [parameter for _, parameter in named]) if optimizer is not None else {}
     return [
@@ -115,7 +118,7 @@ def parameter_facts(
             "num_elements": parameter.numel(),
             "dtype": dtype_name(parameter.dtype),
             "itemsize": parameter.element_size(),
-            "trained": parameter.requires_grad and index in groups,
+            "trained": (parameter.requires_grad or id(parameter) in required) and index in groups,
             "group": groups.get(index, 0),
             "state": None if stepped is None else state_facts(stepped, parameter),
             "changed_as": name if name in changing else None,

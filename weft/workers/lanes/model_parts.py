@@ -194,18 +194,18 @@ class ModelParts:
         )
         names = dict(zip(map(id, parameters), self._names, strict=True))
         if self._memory is None and not self._course.itinerary.forward_only:
-            self.own_updates[holder[1]] = self._own_update(own, names, homes, reports=is_last)
+            self.own_updates[holder.stage] = self._own_update(own, names, homes, holder.stage)
         if holder.replica == 0:
             own_update = self.own_updates.get(holder.stage)
             trained = self._in_buckets if own_update is None else own_update.trained()
             self._shown[holder.stage] = Shown(part, names, trained)
 
-    def _own_update(self, own: OwnPart, names: Mapping[int, str], homes: Homes, *, reports: bool) -> StageUpdate:
+    def _own_update(self, own: OwnPart, names: Mapping[int, str], homes: Homes, stage: int) -> StageUpdate:
         update = StageUpdate(
             own.workload,
             own.part.parameters(),
             names,
-            reports=reports,
+            reports=stage == self._view.last_updated_stage,
             homes=homes,
             drawing=drawing_of(self._view, self._device, self._spec.job.seed),
             value=self._course.measured,

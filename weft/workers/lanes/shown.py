@@ -31,15 +31,16 @@ class Shown:
             Name(name, first[id(tensor)], tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride())
             for name, tensor in state
         ]
+        self._untrained = {name: each for name, each in self.fixed.items() if id(each) not in trained}
         self.begin()
 
     def begin(self) -> None:
         """As they are now is how they have to stay."""
-        self._versions = {name: tensor._version for name, tensor in self.fixed.items()}
+        self._versions = {name: tensor._version for name, tensor in self._untrained.items()}
 
     def check(self) -> None:
         """Raises WorkloadError for a parameter that the step has changed, and did not when it was tried."""
-        changed = next((name for name, each in self.fixed.items() if each._version != self._versions[name]), None)
+        changed = next((name for name, each in self._untrained.items() if each._version != self._versions[name]), None)
         if changed is not None:
             raise WorkloadError(
                 f"the step itself has changed the parameter {changed!r:.80}, which is not trained, and did not when it "

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from weft.workload.code.functions import names_in
 from weft.workload.code.installed import is_installed
 
 MAX_VALUES: Final = 200_000  # arbitrary: a fraction of a second
@@ -217,12 +218,6 @@ class _Walk:
 
 def _are_hooks(name: str, value: object) -> bool:
     return "hooks" in name and isinstance(value, Mapping)
-
-
-def names_in(code: CodeType) -> set[str]:
-    """What it asks for by name, code within it too."""
-    inner = (each for each in code.co_consts if isinstance(each, CodeType))
-    return set(code.co_names).union(*map(names_in, inner))
 
 
 def _of_cell(cell: Any) -> tuple[object, ...]:

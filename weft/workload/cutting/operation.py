@@ -32,6 +32,7 @@ _LEFT_OUT = {
     "_nested_tensor_from_mask_left_aligned": " (nn.TransformerEncoder leaves it out with enable_nested_tensor=False)",
 }
 _NO_WRITES = {"__index__", "__int__", "__invert__"}
+_NO_NUMBERS = {"requires_grad_", "share_memory_", "requires_grad", "grad"}  # operations, and attributes that are set
 
 
 def result_of(func: Callable[..., Any]) -> str:
@@ -81,6 +82,13 @@ def writes(name: str) -> bool:
     if name.startswith("__"):
         return name in ("__set__", "__setitem__") or (name.startswith("__i") and name not in _NO_WRITES)
     return name.endswith("_")
+
+
+def writes_numbers(func: Callable[..., Any]) -> bool:
+    """Whether it writes to the numbers of its first argument."""
+    name = func.__name__
+    is_set = name == "__set__"
+    return writes(name) and (getattr(func, "__self__", func).__name__ if is_set else name) not in _NO_NUMBERS
 
 
 def user_line() -> str:

@@ -18,7 +18,7 @@ from weft.workload.cutting.leaves import places_in, tensors_in
 from weft.workload.cutting.loose import LooseNames, made_by
 from weft.workload.cutting.modes import aside
 from weft.workload.cutting.names import argument_name, call_name, memory_of, named_tensors, output_name
-from weft.workload.cutting.operation import asks_for_numbers, is_check, name_of, result_of, user_line, writes
+from weft.workload.cutting.operation import asks_for_numbers, is_check, name_of, result_of, user_line, writes_numbers
 from weft.workload.cutting.placeholder import KNOWN
 from weft.workload.cutting.recorded import Recorded
 from weft.workload.cutting.regions import Fed, Read, Regions
@@ -186,7 +186,7 @@ class StepRecording(TorchFunctionMode):
         made = made_by(func, args, result)
         if not made and _is_quiet(func):
             return result
-        is_kept = bool(made) and writes(func.__name__) and self._note_written(made[0])
+        is_kept = bool(made) and writes_numbers(func) and self._note_written(made[0])
         self._varies |= self._has_drawn and not made
         name = self._loose.next(func) if made else ""
         self._computed[name.removeprefix(f"~{self._loose.call} ").partition("#")[0]] += 1

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from weft.workload.beside_model import modules_beside
+from weft.workload.code.beside_model import modules_beside
 from weft.workload.workload import Workload
 
 criterion = nn.Sequential(nn.BatchNorm1d(2))  # with a module inside

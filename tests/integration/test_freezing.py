@@ -1,0 +1,89 @@
+"""Layers that are trained for a part of the training only, as fine-tuning has it: as in the plain loop, under each
+strategy whose gradients go through buckets, or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from weft.reference.loop import train
+
+SOURCE = """
+import torch
+from torch import nn
+
+import weft
+
+
+class Net(nn.Module):
+    def __init__(self, how, epoch):
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.how, self.turns_at, self.epoch = how, epoch, -1
+        self.body.requires_grad_(how == "is frozen")
+
+    def train(self, mode=True):
+        super().train(mode)
+        if mode:
+            self.epoch += 1
+            self.body.requires_grad_((self.epoch < self.turns_at) == (self.how == "is frozen"))
+        return self
+
+    def forward(self, x):
+        return self.head(self.body(x).tanh())
+
+
+class Stepped(Net):
+    def __init__(self, how, epoch):
+        super().__init__(how, epoch)
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def train(self, mode=True):
+        return nn.Module.train(self, mode)
+
+
+def step(model, batch):
+    if isinstance(model, Stepped) and model.training:
+        set_trained(model.body, bool(model.count < 2 * model.turns_at) == (model.how == "is frozen"))
+        model.count += 1
+    return nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+
+def set_trained(module, trained):
+    for parameter in module.parameters():
+        parameter.requires_grad = trained
+
+
+def workload(how, epoch, where):
+    x = torch.randn(24, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    kind = Net if where == "train()" else Stepped
+    model = kind(how, epoch).double()
+    data = {"x": x, "y": torch.arange(24) % 3}
+    return weft.Workload(model, data, step=step, optimizer=lambda p: torch.optim.Adam(p, lr=0.01))
+"""
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "one worker": {},
+    "replicas": {"preset": "ddp"},
+    "clipped": {"clip_norm": 1e9},
+    "a device": {"replicas": [{"device": "gpu"}]},
+    "offloaded": {"preset": "zero-offload"},
+}
+
+
+@pytest.mark.pairs(
+    2, how=("is frozen", "is thawed"), epoch=(1, 6), where=("train()", "the step"), strategy=tuple(STRATEGIES)
+)
+@pytest.mark.slow(seconds=2)
+def test_a_layer_is_trained_when_it_is_in_the_plain_loop(
+    machine: Any, how: str, epoch: int, where: str, strategy: str
+) -> None:
+    arguments = {"how": how, "epoch": epoch, "where": where}
+    spec = machine.spec(SOURCE, strategy=STRATEGIES[strategy], args=arguments, epochs=epoch + 2, batch_size=12)
+    ended = machine.client.wait(machine.submit(spec), 60)
+    assert ended["state"] == "completed", machine.log_of(ended["job"])
+    saved, plain = load_file(ended["model"]), train(spec).state
+    for name, value in plain.items():
+        assert torch.allclose(saved[name], value, rtol=1e-12, atol=1e-12), name
