@@ -86,3 +86,8 @@ def test_a_line_of_progress_tells_all_of_an_interval() -> None:
 def test_how_a_job_ended_is_a_sentence(changes: dict[str, Any], sentence: str) -> None:
     failed = {"job": "digits-1", "state": "failed", "reason": "user-error", "seconds": 12.0}
     assert ended_sentence(failed | changes) == sentence
+
+
+def test_what_a_step_tells_beside_the_loss_stands_behind_it() -> None:
+    line = progress_line(PROGRESS | {"measured": {"right": 0.75, "recall": float("nan")}})
+    assert "loss 0.4312  right 0.75  recall nan  lr 0.001" in line

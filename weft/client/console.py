@@ -78,12 +78,18 @@ def metrics(values: Mapping[str, float] | None) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in (values or {}).items())
 
 
+def reported(progress: Message) -> list[str]:
+    """What the step tells beside the loss."""
+    return [f"{name} {number(value)}" for name, value in progress.get("measured", {}).items()]
+
+
 def progress_line(progress: Message) -> str:
     """One interval of training: the line that a follower prints where there is no terminal."""
     parts = [
         f"step {progress['step']}/{progress['steps']}",
         f"epoch {progress['epoch'] + 1}",
         f"loss {number(progress['loss'])}",
+        *reported(progress),
         f"lr {number(progress['lr'])}",
         f"grad norm {number(progress['grad_norm'])}",
         f"{number(progress['samples_per_second'])} samples/s",

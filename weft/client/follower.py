@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from weft.client.console import duration, make_console, metrics, number, percent, progress_line
+from weft.client.console import duration, make_console, metrics, number, percent, progress_line, reported
 from weft.transport.wire.frames import Message
 
 MAX_PARTIAL_CHARS = 8192  # arbitrary: some hundred terminal lines
@@ -163,6 +163,7 @@ def bar_text(progress: Message, cells: int) -> str:
     parts = [
         f"ETA {duration(progress['eta_seconds'])}",
         f"loss {number(progress['loss'])}",
+        *reported(progress),
         f"{number(progress['samples_per_second'])} samples/s",
         f"stall {percent(progress['stall_percent'])}",
         f"data {percent(progress['data_percent'])}",

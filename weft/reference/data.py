@@ -72,7 +72,7 @@ class Data:
         if isinstance(dataset, Tensors) and collate is None:
             return dataset.rows(indices)
         if type(dataset) is TensorDataset and collate is None:
-            return [tensor[indices].contiguous() for tensor in dataset.tensors]
+            return [tensor.index_select(0, indices) for tensor in dataset.tensors]
         items = self._items(indices.tolist())
         with within(f"in a batch of {samples_place(self.source.field, indices.tolist())}"):
             return (collate or collate_items)(items)

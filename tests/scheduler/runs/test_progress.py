@@ -34,3 +34,21 @@ def test_a_validation_comes_to_the_bits_of_the_plain_loop(
     weights = WEIGHTS if weighted else (4.0, 4.0, 2.0)
     parts = [loss * (weight / sum(weights)) for loss, weight in zip(LOSSES, weights, strict=True)]
     assert told["validation"] == {"loss": 0.0 + parts[0] + parts[1] + parts[2]}
+
+
+def test_what_a_step_tells_beside_the_loss_is_in_its_line_and_in_the_news(plan_of: Callable[..., Plan]) -> None:
+    plan = plan_of()
+    progress = Progress(plan)
+    for index, means in enumerate(({"loss": 0.5, "right": 0.25}, {"loss": 0.4, "right": 0.75}, {"loss": 0.3})):
+        iteration = plan.itinerary.at(index)
+        assert iteration.training
+        half = {name: value / 2 for name, value in means.items()}  # of each of two lanes
+        progress.add(b"", [{"iteration": index, "means": half, "facts": {}}] * 2)
+        progress.ended_ns = 10**9 * (index + 1)
+        line = progress.finish(iteration, None, [iteration.size])
+        others = {name: value for name, value in means.items() if name != "loss"}
+        assert line.get("measured", {}) == others
+        assert ("measured" in line) is bool(others)
+    news = progress.take_news()
+    assert news is not None
+    assert news["measured"] == {}

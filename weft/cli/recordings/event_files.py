@@ -125,6 +125,7 @@ def _scalars(entry: Entry) -> Iterator[tuple[str, float]]:
         yield from ((f"validation/{name}", value) for name, value in entry.values.items() if value is not None)
         return
     found = {
+        **entry.measured,
         "loss": entry.loss,
         "learning_rate": entry.lr,
         "grad_norm": entry.grad_norm,

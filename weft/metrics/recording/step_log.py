@@ -31,6 +31,7 @@ class Step:
     grad_norm: float | None
     samples: int
     seconds: float | None  # since the iteration before it ended
+    measured: Mapping[str, float | None] = field(default_factory=dict)  # by name, what else the step tells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +142,9 @@ def _entry(line: dict[str, Any]) -> Step | Validation:
     names = ("step", "epoch", "loss", "lr", "grad_norm", "samples", "seconds")
     step = {name: line[name] for name in names}
     _check_are(int, {name: step[name] for name in ("step", "epoch", "samples")})
-    _check_are((int, float, type(None)), step)
-    return Step(**step)
+    measured = dict(line.get("measured", {}))
+    _check_are((int, float, type(None)), step | measured)
+    return Step(**step, measured=measured)
 
 
 def _check_are(kind: type | tuple[type, ...], values: Mapping[str, Any]) -> None:

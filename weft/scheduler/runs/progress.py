@@ -42,6 +42,7 @@ class Progress:
         self._itinerary = plan.itinerary
         self._speed = SpeedAccount(plan.itinerary.steps)
         self._grad_norm: float | None = None  # of the newest step
+        self._reported: dict[str, float] = {}  # in it, what the step tells beside the loss
         self._samples = 0
         self._values: dict[int, _Values] = {}  # by iteration, as the next
         self._ends: dict[int, int] = {}
@@ -81,6 +82,8 @@ class Progress:
         self.loss = values.means.get("loss", 0.0)
         self.learning_rate = values.facts.get("lr")
         self._grad_norm = values.facts.get("grad_norm")
+        self._reported = {name: mean for name, mean in values.means.items() if name != "loss"}
+        measured = self._reported if iteration.learns else values.means
         if seconds is not None:
             self.pace.add(iteration.index, iteration.step, seconds)
         if self.ended_ns is not None:
@@ -97,7 +100,7 @@ class Progress:
             "skipped": bool(values.facts.get("skipped")),
             "samples": iteration.size,
             "seconds": seconds,
-            **({} if iteration.learns else {"measured": values.means}),
+            **({"measured": measured} if measured or not iteration.learns else {}),
             **({"shares": shares} if len(shares) > 1 else {}),
         }
 
@@ -130,6 +133,7 @@ class Progress:
             "loss": self.loss,
             "lr": self.learning_rate,
             "grad_norm": self._grad_norm,
+            "measured": self._reported,
             "samples_per_second": speed.samples_per_second,
             "eta_seconds": speed.eta_seconds,
             "validation": self.validation,

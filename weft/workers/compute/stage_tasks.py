@@ -271,9 +271,9 @@ class StageTasks:
             if tensor is not None and tensor.requires_grad and number not in self._parcels.awaited:
                 raise WorkloadError(
                     f"{self._stage.maker(number)} passes on a tensor that parameters have a part in, and had none when "
-                    "the step was tried before training (a layer is trained since, or something was left out at random), so no "
-                    "gradient comes back; let them have one always, or leave this place out of strategy.split "
-                    "(stages = 1 cuts nowhere)"
+                    "the step was tried before training (a layer is trained since, or something was left out at "
+                    "random), so no gradient comes back; let them have one always, or leave this place out of "
+                    "strategy.split (stages = 1 cuts nowhere)"
                 )
 
     def _hand_back(self, leaf: torch.Tensor | None, iteration: Iteration, microbatch: int, number: int) -> HandBack:
