@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import signal
 from collections import defaultdict
@@ -241,6 +242,17 @@ def plan_of() -> Callable[..., Plan]:
         return make_plan(make_spec(**settings), inspection or make_inspection(units), shared_bytes_free=PLENTY)
 
     return plan
+
+
+@pytest.fixture(scope="session")
+def load_checkpoint() -> Callable[..., None]:
+    """As the page has it for plain PyTorch: of a checkpoint's path, a model, an optimizer and a scheduler."""
+    text = (TESTS.parent / "docs" / "checkpoints.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    page: dict[str, Any] = {}
+    exec(code, page)
+    load: Callable[..., None] = page["load_checkpoint"]
+    return load
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import runpy
 import shutil
 from collections.abc import Callable
@@ -29,7 +28,6 @@ _REPLACING = runpy.run_path(str(Path(__file__).with_name("test_replacing.py")))
 OFTEN_SAVED, saver_in_the_midst = _REPLACING["SOURCE"], _REPLACING["saver_in_the_midst"]
 StartDaemon = Callable[..., Any]
 LONG_LOSS = 0.005  # seconds; a job of such is still there when its first checkpoint is
-PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 
 
 def ran(daemon: Any, strategy: dict[str, Any] | None = None, **job: Any) -> dict[str, Any]:
@@ -92,23 +90,91 @@ def test_a_job_goes_on_under_another_plan_with_the_same_bits(
 
 
 @pytest.mark.slow
-def test_plain_torch_goes_on_from_a_checkpoint_as_the_page_has_it(daemon: Any) -> None:
+def test_plain_torch_has_all_that_a_checkpoint_has_by_the_page_s_function(
+    daemon: Any, load_checkpoint: Callable[..., None]
+) -> None:
     result = ran_with_checkpoints(daemon, "40 steps", PIPELINE)
     path = checkpoints(Path(result["run_dir"]))[-1]
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
-    page: dict[str, Any] = {}
-    exec(code, page)  # the page's own
+    saved, step = load_file(path / "model.safetensors"), int(path.name.removeprefix("step-"))
     layers = [nn.Linear(1, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 8), nn.Tanh()]
     model = nn.Sequential(*layers, nn.Linear(8, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=100_000)
-    page["load_checkpoint"](path, model, optimizer, scheduler)
-    saved, step = load_file(path / "model.safetensors"), int(path.name.removeprefix("step-"))
+    optimizer, scheduler = optimizer_and_scheduler(model)
+    load_checkpoint(path, model, optimizer, scheduler)
     assert all(torch.equal(tensor, saved[name]) for name, tensor in model.state_dict().items())
     assert scheduler.last_epoch == step
+    undisturbed, steps = optimizer_and_scheduler(model)
+    for _ in range(step):
+        undisturbed.step()  # of no gradients
+        steps.step()
+    for ours, theirs in zip(optimizer.param_groups, undisturbed.param_groups, strict=True):
+        names = ("lr", "initial_lr", "betas", "weight_decay")
+        assert [ours[name] for name in names] == [theirs[name] for name in names]
     model(torch.zeros(2, 1)).sum().backward()
     optimizer.step()
     assert {float(state["step"]) for state in optimizer.state.values()} == {step + 1.0}
+
+
+def optimizer_and_scheduler(model: nn.Module) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """Those of SOURCE."""
+    groups = [{"params": [each], "weight_decay": 0.01 * number} for number, each in enumerate(model.parameters())]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3)
+    rates = [0.01 / (number + 1) for number in range(8)]
+    return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=100_000)
+
+
+DOUBLE = """
+import torch, weft
+from torch import nn
+
+def data():
+    inputs = torch.randn(80, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return inputs, inputs.sum(1, keepdim=True).sin()
+
+def model():
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+
+def optimizer(parameters):
+    return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
+
+def scheduler(optimizer, kind):
+    if kind == "step":
+        return torch.optim.lr_scheduler.StepLR(optimizer, 7, gamma=0.5)
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40)
+
+def workload(kind):
+    return weft.Workload(
+        model=model(), loss=nn.MSELoss(), train=data(), optimizer=optimizer, scheduler=lambda it: scheduler(it, kind))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["step", "cosine"])
+def test_a_plain_loop_goes_on_from_a_checkpoint_to_the_weights_of_the_job(
+    daemon: Any, load_checkpoint: Callable[..., None], kind: str
+) -> None:
+    """These schedulers compute a rate from the one before, and it was the one that the optimizer was made with."""
+    spec = daemon.spec(DOUBLE, batch_size=8, seed=3, steps=40, args={"kind": kind})
+    result = daemon.run(type(spec).parse(spec.to_wire() | {"checkpoint": {"every": "20 steps"}}))
+    assert result["state"] == "completed", result["error"]
+    until(lambda: not daemon.savers(), "the checkpoint")
+    (path,) = checkpoints(Path(result["run_dir"]))
+    assert path.name == "step-00000020"
+    job: dict[str, Any] = {}
+    exec(DOUBLE, job)
+    model, (inputs, targets) = job["model"](), job["data"]()
+    optimizer = job["optimizer"](model.parameters())
+    scheduler = job["scheduler"](optimizer, kind)
+    load_checkpoint(path, model, optimizer, scheduler)
+    for epoch in (2, 3):
+        for rows in torch.randperm(80, generator=torch.Generator().manual_seed(3 + epoch)).split(8):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs[rows]), targets[rows]).backward()
+            optimizer.step()
+            scheduler.step()
+    trained = load_file(result["model"])
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, trained[name], rtol=0, atol=1e-12)
 
 
 @pytest.mark.slow(seconds=4)

@@ -8,6 +8,7 @@ import json
 import pickle
 import re
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ def name_of(name: str, tensor: torch.Tensor, first: str = "") -> Name:
 
 @pytest.fixture
 def saved() -> Saved:
+    return Saved(parts())
+
+
+def parts() -> list[Held]:
     """A weight in two ranges, held by two owners, with a second name; a frozen one; buffers of two replicas."""
     flat = WEIGHT.permute(0, 2, 3, 1).reshape(-1)
     owners = [
@@ -44,7 +49,7 @@ def saved() -> Saved:
         for entry, scale in ((VALUES, 1.0), ("exp_avg", 2.0))
     ]
     owners[0].states = {"weight": {"step": torch.tensor(7.0), "factor": 0.5}}
-    owners[0].options = {"weight": {"lr": 0.1, "betas": (0.9, 0.99)}}
+    owners[0].options = {"weight": {"lr": 0.1, "betas": (0.9, 0.99), "foreach": True}}
     owners[0].scheduler = {"last_epoch": 7}
     first = Held(
         replica=0,
@@ -57,9 +62,7 @@ def saved() -> Saved:
             name_of("mean", torch.ones(3)),
         ],
     )
-    return Saved(
-        [*owners, first, *(Held(replica=r, buffers={"mean": torch.full((3,), float(r))}) for r in (11, 2, 22))]
-    )
+    return [*owners, first, *(Held(replica=r, buffers={"mean": torch.full((3,), float(r))}) for r in (11, 2, 22))]
 
 
 @pytest.fixture
@@ -86,7 +89,7 @@ def test_what_is_read_is_what_was_held(
     (exp_avg,) = found.elements("weight", like).values()
     assert torch.equal(exp_avg, (2 * WEIGHT).permute(0, 2, 3, 1).reshape(-1)), "in the order of memory"
     assert found.rest("weight") == {"step": torch.tensor(7.0), "factor": 0.5}
-    assert found.options("weight") == {"lr": 0.1, "betas": (0.9, 0.99)}
+    assert found.options("weight") == {"lr": 0.1, "betas": (0.9, 0.99), "foreach": True}
     assert found.scheduler == {"last_epoch": 7}
     assert torch.equal(dict(found.buffers(0))["hidden"], torch.full((2,), 5.0))
     for replica in (2, 11, 22):
@@ -103,6 +106,42 @@ def test_plain_torch_reads_it(path: Path) -> None:
     training = torch.load(path / "training.pt", weights_only=True)
     assert torch.equal(training["states"]["weight"]["step"], torch.tensor(7.0))
     assert load_file(path / "optimizer.safetensors").keys() == {"exp_avg/weight"}
+
+
+class Shared(nn.Module):
+    """Of the state dict that is saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = self.again = nn.Parameter(torch.zeros_like(WEIGHT))
+        self.frozen = nn.Parameter(torch.zeros_like(FROZEN), requires_grad=False)
+        self.register_buffer("mean", torch.zeros(3))
+
+
+@pytest.mark.parametrize("shard_bytes", [1 << 30, 1])
+def test_the_page_s_function_reads_it_in_however_many_files(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    load_checkpoint: Callable[..., None],
+    shard_bytes: int,
+) -> None:
+    monkeypatch.setattr(checkpoint, "SHARD_BYTES", shard_bytes)
+    owner = Held(pieces=[Piece("exp_avg_sq", [Extent("weight", 0, 0, 96)], torch.ones(96))])
+    saved = Saved([*parts(), owner])
+    path = write_checkpoint(tmp_path, 7, {}, lambda directory: write_files(saved, directory), keep=1)
+    assert len(list(path.glob("optimizer*.safetensors"))) == (1 if shard_bytes > 1 else 2)
+    model = Shared()
+    optimizer = torch.optim.AdamW([model.frozen, model.weight], lr=1.0, foreach=False)
+    load_checkpoint(path, model, optimizer)
+    assert torch.equal(model.weight, WEIGHT)
+    assert torch.equal(model.frozen, FROZEN)
+    assert torch.equal(model.mean, torch.ones(3))
+    state = optimizer.state[model.weight]
+    assert torch.equal(state["exp_avg"], 2 * WEIGHT)
+    assert torch.equal(state["exp_avg_sq"], torch.ones_like(WEIGHT))
+    assert state["step"] == 7
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["betas"], group["foreach"]) == (0.1, (0.9, 0.99), False)
 
 
 class Hostile:
