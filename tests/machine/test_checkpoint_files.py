@@ -31,13 +31,13 @@ TRAINING = {"batch_size": 8, "seed": 1}
 CALLS = ((os, "rename"), (os, "fsync"), (os, "symlink"), (os, "mkdir"), (os, "unlink"), (shutil, "rmtree"))
 
 
-def write(run: Path, step: int, *, keep: int = 2, best: bool = False) -> Path:
+def write(run: Path, step: int, *, keep: int = 2, best: bool = False, counted: bool = True) -> Path:
     def files(directory: Path) -> tuple[str, ...]:
         (directory / "model.safetensors").write_bytes(bytes([step]) * 1000)
         (directory / "training.pt").write_bytes(b"plain")
         return "model.safetensors", "training.pt"
 
-    return write_checkpoint(run, step, TRAINING, files, keep=keep, best=best)
+    return write_checkpoint(run, step, TRAINING, files, keep=keep, best=best, counted=counted)
 
 
 def check_is_whole(run: Path, steps: tuple[int, ...]) -> None:
@@ -316,6 +316,36 @@ def test_the_best_stays_beside_the_newest_until_another_is_better(tmp_path: Path
     assert os.readlink(tmp_path / "checkpoints" / "latest") == "step-00000004"
 
 
+def test_a_best_one_takes_no_place_of_those_that_are_counted_and_goes_with_the_next(tmp_path: Path) -> None:
+    """Each that was the best once pushed out one of the interval's."""
+
+    def steps() -> list[int]:
+        return [int(path.name.removeprefix("step-")) for path in checkpoints(tmp_path)]
+
+    for step in range(10, 160, 10):
+        write(tmp_path, step, keep=2, best=True, counted=step % 50 == 0)
+    assert steps() == [100, 150]
+    write(tmp_path, 160, keep=2, best=True, counted=False)
+    assert steps() == [100, 150, 160]
+    write(tmp_path, 200, keep=2)
+    assert steps() == [150, 160, 200]
+    write(tmp_path, 210, keep=2, best=True, counted=False)
+    assert steps() == [150, 200, 210]
+    write(tmp_path, 205, keep=2, best=True, counted=False)  # the newest of all stays, from which a daemon would go on
+    assert steps() == [150, 200, 205, 210]
+    write(tmp_path, 250, keep=2)
+    assert steps() == [200, 205, 250]
+
+
+def test_one_whose_manifest_does_not_say_is_counted(tmp_path: Path) -> None:
+    manifest = write(tmp_path, 10, best=True, counted=False) / "manifest.json"
+    told = json.loads(manifest.read_text())
+    assert told.pop("counted") is False
+    manifest.write_text(json.dumps(told))
+    write(tmp_path, 20, best=True, counted=False)
+    assert len(checkpoints(tmp_path)) == 2
+
+
 def fail(path: Path) -> None:
     raise AssertionError(path)
 
@@ -330,7 +360,7 @@ def test_a_link_to_no_checkpoint_of_the_run_names_no_best(tmp_path: Path, target
 def test_the_manifest_tells_what_a_reader_needs(tmp_path: Path) -> None:
     path = write(tmp_path, 7)
     told = json.loads((path / "manifest.json").read_text())
-    assert told.keys() == {"format", "step", "training", "standing", "adjusted", "files"}
+    assert told.keys() == {"format", "step", "training", "standing", "adjusted", "counted", "files"}
     assert (told["step"], told["training"]) == (7, TRAINING)
     assert told["files"]["training.pt"][0] == 5
     assert told["format"] == checkpoint_files.FORMAT

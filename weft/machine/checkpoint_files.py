@@ -55,6 +55,7 @@ class Checkpoint:
     files: Mapping[str, tuple[int, str]]  # by name: bytes, SHA-256
     standing: Mapping[str, Any]  # what `[stop]` goes on with, see weft.spec.stopping
     adjusted: Mapping[str, Any]  # to what the job had been adjusted, see weft.scheduler.runs.checkpoints
+    counted: bool  # one of those of which the newest stay; else it is there as long as it is the best
 
 
 def name_of(step: int) -> str:
@@ -72,6 +73,7 @@ def read_manifest(path: Path) -> Checkpoint:
         files = {str(name): (int(size), str(digest)) for name, (size, digest) in told["files"].items()}
         step, training, standing = int(told["step"]), dict(told["training"]), dict(told.get("standing", {}))
         adjusted = dict(told.get("adjusted", {}))  # not there before it was kept
+        counted = bool(told.get("counted", True))  # the same
     except FileNotFoundError:
         raise CheckpointError(
             f"{path} is no checkpoint, nor a run that has one; give a directory of RUN/checkpoints, such as "
@@ -83,7 +85,9 @@ def read_manifest(path: Path) -> Checkpoint:
         raise _damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
     if step < 0 or any(Path(name).name != name or name.startswith(".") for name in files):
         raise _damaged(path / MANIFEST, "it names what is no file of a checkpoint")
-    return Checkpoint(path=path, step=step, training=training, files=files, standing=standing, adjusted=adjusted)
+    return Checkpoint(
+        path=path, step=step, training=training, files=files, standing=standing, adjusted=adjusted, counted=counted
+    )
 
 
 def check_digests(checkpoint: Checkpoint) -> None:
@@ -164,12 +168,13 @@ def write_checkpoint(
     *,
     keep: int,
     best: bool = False,
+    counted: bool = True,
     standing: Mapping[str, Any] = MappingProxyType({}),
     adjusted: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Makes the checkpoint of a step whose files `write` puts into the directory that it is given, and names; nothing
-    where there is one already that is as it was written. keep: how many stay, the newest; the best one does, too. best:
-    it is that from now on.
+    where there is one already that is as it was written. keep: how many stay of those that are counted, the newest; the
+    best one does, too, and the newest of all. best: it is that from now on.
 
     Errors: OSError, also where somebody has taken a file away; after which all is as it was before.
     """
@@ -182,7 +187,7 @@ def write_checkpoint(
             partial.mkdir(0o700)
             names = write(partial)
             about = {"training": dict(training), "standing": dict(standing), "adjusted": dict(adjusted)}
-            _seal(partial, sorted(names), {"step": step, **about})
+            _seal(partial, sorted(names), {"step": step, "counted": counted, **about})
             _remove(place)
             os.rename(partial, place)
             sync(folder)
@@ -191,12 +196,20 @@ def write_checkpoint(
             raise
     if best:
         _point(folder / BEST, place.name)
-    _point(folder / LATEST, checkpoints(run)[-1].name)
-    kept = best_of(run)
-    for old in checkpoints(run)[:-keep]:
-        if old != kept:
+    there = checkpoints(run)
+    _point(folder / LATEST, there[-1].name)
+    kept = {best_of(run), there[-1], *[each for each in there if _is_counted(each)][-keep:]}
+    for old in there:
+        if old not in kept:
             _remove(old)
     return place
+
+
+def _is_counted(place: Path) -> bool:
+    try:
+        return read_manifest(place).counted
+    except CheckpointError:
+        return True
 
 
 def _is_whole(place: Path) -> bool:

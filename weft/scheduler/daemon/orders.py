@@ -67,16 +67,19 @@ def saver_order(snapshot: Snapshot, run: Run) -> dict[str, Any]:
     """Of a process that writes one, see weft.workers.process.saver."""
     assert run.attempt is not None
     plan, checkpoint = run.attempt.plan, run.spec.checkpoint
+    step, every = plan.itinerary.at(snapshot.iteration).step + 1, plan.checkpoint_steps
+    is_due = snapshot.to_disk or (every is not None and step % every == 0)
     return {
         "arenas": arenas_name(run.job, None),
         "snapshot": _about(snapshot),
         "run_dir": str(run.files.path),
-        "step": plan.itinerary.at(snapshot.iteration).step + 1,
+        "step": step,
         "training": training_of(run.spec, plan) | {"compile": run.spec.strategy.compile},
         "standing": run.training.at(snapshot.iteration).to_wire(),
         "adjusted": adjusted_behind(run.attempt, snapshot.iteration),
         "keep": KEPT if checkpoint is None else checkpoint.keep,
         "best": snapshot.best,
+        "counted": is_due or not snapshot.best,
         "path": snapshot.path,
     }
 

@@ -57,6 +57,7 @@ def _save(config: Mapping[str, Any]) -> Path:
         write,
         keep=config["keep"],
         best=config["best"],
+        counted=config["counted"],
         standing=config["standing"],
         adjusted=config["adjusted"],
     )
