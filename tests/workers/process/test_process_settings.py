@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -35,16 +36,30 @@ NEVER_PUT_BACK = {
     "kernels": "torch.backends.mkldnn.set_flags(False)",
     "anomalies": "torch.autograd.set_detect_anomaly(True)",
     "small numbers": "torch.set_flush_denormal(True) or os._exit(3)",
+    "torch's device, the one that is": "torch.set_default_device('cpu')",
+    "a mode": "type('Mode', (torch.overrides.TorchFunctionMode,), {})().__enter__()",
+    "a mode of kernels": "type('Mode', (TorchDispatchMode,), {})().__enter__()",
+    "hooks of what is saved": "torch.autograd.graph.saved_tensors_hooks(abs, abs).__enter__()",
+    "a kernel of torch's": "global own; own = torch.library.Library('aten', 'IMPL'); own.impl('relu', abs, 'CPU')",
+    "a module that is gone": "del sys.modules['json']",
+    "a module that is another": "del sys.modules['json']; import json",
     "a module beside the job's directory": "sys.path.insert(0, sys.argv[2]); import beside_the_job",
+}
+STAYS = {
+    "nothing": "",
+    "its own operator": "torch.library.custom_op('its::own', abs, mutates_args=(), schema='(Tensor x) -> Tensor')",
 }
 # Each in a child of its own; of those that come back as clean the name is printed.
 TRIES = """
 import gc, json, os, resource, signal, socket, sys
 import numpy as np, torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from weft.workers.process.footprint import Footprint
+from weft.workload.code import torchs_own
 statements, clean = json.loads(sys.argv[1]), []
-before = Footprint.now(frozenset())
-for name, statement in {"nothing": "", **statements}.items():
+torchs_own.note()
+before = Footprint.now({})
+for name, statement in statements.items():
     if (child := os.fork()) == 0:
         exec(statement)
         os._exit(not before.is_clean())
@@ -67,9 +82,23 @@ def test_the_environment_and_the_path_are_put_back(monkeypatch: pytest.MonkeyPat
     assert sys.path == [*path, of_installed]
 
 
+def test_which_warnings_are_shown_is_put_back_and_those_shown_before_are_shown_again() -> None:
+    def warn() -> None:
+        warnings.warn("of a job", UserWarning, stacklevel=1)
+
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")  # once for each place
+        before = ProcessSettings.now()
+        warn()
+        warnings.simplefilter("error")
+        assert before.restore()
+        warn()
+        assert (warnings.filters, len(shown)) == (list(before.filters), 2)
+
+
 @pytest.mark.slow(seconds=4)
 def test_a_worker_is_clean_unless_something_stays_that_cannot_be_put_back(tmp_path: Path) -> None:
     (tmp_path / "beside_the_job.py").touch()
-    command = [sys.executable, "-c", TRIES, json.dumps(NEVER_PUT_BACK), str(tmp_path)]
+    command = [sys.executable, "-c", TRIES, json.dumps(STAYS | NEVER_PUT_BACK), str(tmp_path)]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert json.loads(told) == ["nothing"]
+    assert json.loads(told) == list(STAYS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,6 +19,7 @@ SWITCHES: dict[str, Callable[[], object]] = {
     "memory-efficient attention": lambda: torch.backends.cuda.enable_mem_efficient_sdp(False),
     "plain attention": lambda: torch.backends.cuda.enable_math_sdp(False),
 }
+PARTS_OF_MKLDNN = [".mkldnn.matmul", ".mkldnn.conv", ".mkldnn.rnn"]
 
 
 @pytest.fixture
@@ -35,8 +37,11 @@ def test_a_switch_is_seen_and_put_back(settings: TorchSettings, switch: Callable
     assert TorchSettings.now() == settings
 
 
-def test_the_precision_of_cudas_own_products_is_put_back(settings: TorchSettings) -> None:
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
+@pytest.mark.parametrize("part", ["", ".mkldnn", *PARTS_OF_MKLDNN, ".cuda.matmul", ".cudnn", ".cudnn.conv"])
+def test_a_precision_is_put_back_and_what_follows_another_follows_it_again(settings: TorchSettings, part: str) -> None:
+    switched = operator.attrgetter(f"backends{part}")(torch)
+    switched.fp32_precision = {"none": "ieee"}.get(switched.fp32_precision, "none")
     settings.restore()
-    assert torch.backends.cuda.matmul.fp32_precision == before
+    assert TorchSettings.now() == settings
+    torch.backends.fp32_precision = "bf16"
+    assert {operator.attrgetter(f"backends{each}")(torch).fp32_precision for each in PARTS_OF_MKLDNN} == {"bf16"}

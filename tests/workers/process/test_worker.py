@@ -80,7 +80,7 @@ def test_a_worker_says_once_in_the_jobs_log_that_memory_cannot_be_page_locked(
     for name in ("WEFT_JOB_ID", "WEFT_RUN_DIR"):  # which it sets
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(process._Worker, "_directory", lambda worker, job: directory)
-    worker = process._Worker(ends[1], CONFIG, device, Footprint.now(frozenset()), Spares(ends[0], os.getpid()))
+    worker = process._Worker(ends[1], CONFIG, device, Footprint.now({}), Spares(ends[0], os.getpid()))
     inboxes: dict[str, queue.SimpleQueue[None]] = {lane: queue.SimpleQueue() for lane in view.programs}
     for inbox in inboxes.values():
         inbox.put(None)
@@ -115,7 +115,7 @@ def test_a_worker_that_misses_shared_memory_says_so_and_blames_nobody(
         print("half a line", end="")
         raise SharedMemoryGone("the directory process does not have board")
 
-    worker = process._Worker(ends[1], CONFIG, StandIn(), Footprint.now(frozenset()), Spares(ends[0], os.getpid()))
+    worker = process._Worker(ends[1], CONFIG, StandIn(), Footprint.now({}), Spares(ends[0], os.getpid()))
     worker._guarded(handle, {"job": "digits", "attempt": 2})
     told = FrameReader(MAX_WORKER_FRAME_BYTES).feed(ends[0].recv(1 << 16))
     of_job = {"job": "digits", "attempt": 2}
@@ -142,7 +142,7 @@ def test_a_worker_whose_job_has_closed_its_connection_to_the_directory_leaves_wi
             os.write(-1, b"")
 
     monkeypatch.setattr(process.os, "_exit", leave)
-    worker = process._Worker(ends[1], CONFIG, StandIn(), Footprint.now(frozenset()), Spares(ends[0], os.getpid()))
+    worker = process._Worker(ends[1], CONFIG, StandIn(), Footprint.now({}), Spares(ends[0], os.getpid()))
     with pytest.raises(LeftError) as left:
         worker._guarded(handle, {"job": "digits", "attempt": 2})
     assert left.value.args == (LINK_GONE_EXIT,)
@@ -171,7 +171,7 @@ def test_who_waits_until_memory_is_handed_on_takes_no_thread_for_begun_that_is_a
             assert is_waited_for.wait(60)
             handed.append(self)
 
-    worker: Any = process._Worker(ends[1], CONFIG, StandIn(), Footprint.now(frozenset()), Spares(ends[0], os.getpid()))
+    worker: Any = process._Worker(ends[1], CONFIG, StandIn(), Footprint.now({}), Spares(ends[0], os.getpid()))
     worker._attempt = Handing()
     order = {"type": "hand-memory-on", "job": "digits", "attempt": 2}
     control = threading.Thread(target=worker._route, args=(order,))

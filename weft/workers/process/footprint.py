@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import operator
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 import torch
@@ -25,18 +27,18 @@ _PR_SET_THP_DISABLE, _PR_GET_THP_DISABLE = 41, 42
 class Footprint:
     """What a worker is before a job, to tell whether the job has left it as it was."""
 
-    modules: frozenset[str]
+    modules: Mapping[str, ModuleType]  # by their names
     num_bytes: int
     num_threads: int
     dtype: torch.dtype
     settings: ProcessSettings
 
     @classmethod
-    def now(cls, inherited: frozenset[str]) -> Footprint:
-        """inherited: the names of the modules that the process was forked with. To gather those thousands anew writes
-        to each, which copies the page that it shares with the parent: half of what a worker takes to begin."""
+    def now(cls, inherited: Mapping[str, ModuleType]) -> Footprint:
+        """inherited: the modules that the process was forked with. To gather those thousands anew writes to each, which
+        copies the page that it shares with the parent: half of what a worker takes to begin."""
         return cls(
-            inherited if len(inherited) == len(sys.modules) else frozenset(sys.modules),
+            inherited if len(inherited) == len(sys.modules) else dict(sys.modules),
             psutil.Process().memory_info().rss,
             threading.active_count(),
             torch.get_default_dtype(),
@@ -49,6 +51,7 @@ class Footprint:
         threads = threading.active_count() > self.num_threads + 1  # the control thread has come since
         children = bool(psutil.Process().children())  # forked, they have our descriptors
         is_as_set = self.settings.restore() and torch.get_default_dtype() is self.dtype
+        is_as_set = is_as_set and all(map(operator.is_, map(sys.modules.get, self.modules), self.modules.values()))
         return is_as_set and not grown and not threads and not children and not foreign_modules(self.modules)
 
 

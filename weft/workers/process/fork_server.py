@@ -26,8 +26,10 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch._dynamo  # noqa: F401  (what the first optimizer of a process imports, for seconds)
@@ -66,7 +68,7 @@ class ForkServer:
         self._selector = selectors.EpollSelector()
         self._children: dict[int, _Child] = {}  # by pid
         self._gone: dict[str, _Child] = {}  # by name: workers that have ended, and have left a spare
-        self._modules = frozenset(sys.modules)
+        self._modules = dict(sys.modules)
         self._changed, self._wakeup = socket.socketpair()  # a byte for each SIGCHLD
 
     def run(self) -> None:
@@ -255,7 +257,7 @@ def _run_child(
     inherited: list[int],
     descriptor: int,
     channel: socket.socket | None,
-    modules: frozenset[str],
+    modules: Mapping[str, ModuleType],
 ) -> None:
     """Never returns."""
     code = 1

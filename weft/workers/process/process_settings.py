@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 
 from weft.workload.code.installed import is_installed
+from weft.workload.code.torchs_own import has_other_kernels
 
 _LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
 _SIGNALS = ("SigBlk", "SigIgn", "SigCgt")  # of /proc/PID/status: of this thread, and of the process
@@ -27,16 +29,18 @@ _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSettings:
-    """Of a worker before a job, seen from its main thread. What can be put back is: the environment, and where modules
-    are looked for. Where anything else differs the worker has to be replaced."""
+    """Of a worker before a job, seen from its main thread. What can be put back is: the environment, where modules are
+    looked for, and which warnings are shown. Where anything else differs the worker has to be replaced."""
 
     environment: Mapping[str, str]
     path: tuple[str, ...]
+    filters: tuple[Any, ...]  # of warnings
     others: Mapping[str, Any]
 
     @classmethod
     def now(cls) -> ProcessSettings:
-        return cls(environment=dict(os.environ), path=tuple(sys.path), others=dict(_others()))
+        filters = tuple(warnings.filters)
+        return cls(environment=dict(os.environ), path=tuple(sys.path), filters=filters, others=dict(_others()))
 
     def restore(self) -> bool:
         """Whether all is as it was."""
@@ -44,6 +48,10 @@ class ProcessSettings:
             del os.environ[name]
         os.environ |= self.environment
         sys.path[:] = [*self.path, *(each for each in sys.path if each not in self.path and _is_of_installed(each))]
+        if tuple(warnings.filters) != self.filters:
+            warnings.filters[:] = self.filters  # type: ignore[index]
+            with warnings.catch_warnings():  # whose end has all modules forget what they have shown
+                pass
         return dict(_others()) == self.others
 
 
@@ -84,6 +92,12 @@ def _others() -> Iterator[tuple[str, Any]]:
             torch.__future__.get_swap_module_params_on_conversion(),
             torch.__future__.get_overwrite_module_params_on_conversion(),
             torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+            torch.backends.opt_einsum.enabled,
+            torch.backends.opt_einsum.strategy,
+            torch._C._len_torch_function_stack(),  # modes that were entered; a default device is one
+            torch._C._len_torch_dispatch_stack(),
+            torch._C._autograd._top_saved_tensors_default_hooks(True),
+            has_other_kernels(),
             _validates_distributions(),
             _flushes_denormal(),
         ),

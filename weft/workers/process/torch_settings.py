@@ -10,6 +10,9 @@ import torch._dynamo.config
 
 from weft.workload.compiling.compiler import CACHE_VARIABLE, set_cache
 
+_PARTS = {"generic": ("all",), "mkldnn": ("all", "matmul", "conv", "rnn"), "cuda": ("all", "matmul", "conv", "rnn")}
+_PLACES = [(backend, part) for backend, parts in _PARTS.items() for part in parts]  # each after what it follows
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchSettings:
@@ -18,7 +21,7 @@ class TorchSettings:
     deterministic: bool
     warns_only: bool
     matmul_precision: str
-    cuda_precision: str
+    precisions: tuple[str, ...]  # of float32, in each of _PLACES
     cudnn_benchmark: bool
     cudnn_deterministic: bool
     flash: bool
@@ -34,7 +37,7 @@ class TorchSettings:
             deterministic=torch.are_deterministic_algorithms_enabled(),
             warns_only=torch.is_deterministic_algorithms_warn_only_enabled(),
             matmul_precision=torch.get_float32_matmul_precision(),
-            cuda_precision=torch.backends.cuda.matmul.fp32_precision,
+            precisions=tuple(torch._C._get_fp32_precision_getter(*place) for place in _PLACES),
             cudnn_benchmark=torch.backends.cudnn.benchmark,
             cudnn_deterministic=torch.backends.cudnn.deterministic,
             flash=torch.backends.cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
@@ -48,9 +51,9 @@ class TorchSettings:
     def restore(self) -> None:
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warns_only)
         torch.set_float32_matmul_precision(self.matmul_precision)
-        torch.backends.cuda.matmul.fp32_precision = (
-            self.cuda_precision
-        )  # which this has set, too: a compiler's keys differ
+        for place, precision in zip(_PLACES, self.precisions, strict=True):  # the line above has set two of them, too
+            if torch._C._get_fp32_precision_getter(*place) != precision:  # one that follows another is left to
+                torch._C._set_fp32_precision_setter(*place, precision)
         torch.backends.cudnn.benchmark = self.cudnn_benchmark
         torch.backends.cudnn.deterministic = self.cudnn_deterministic
         torch.backends.cuda.enable_flash_sdp(self.flash)

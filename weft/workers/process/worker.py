@@ -17,9 +17,10 @@ import queue
 import socket
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -58,7 +59,9 @@ from weft.workload.faults import encodable, fault_of
 from weft.workload.workload import asks_to_stop
 
 
-def run_worker(connection: socket.socket, config: WorkerConfig, modules: frozenset[str], spares: Spares) -> None:
+def run_worker(
+    connection: socket.socket, config: WorkerConfig, modules: Mapping[str, ModuleType], spares: Spares
+) -> None:
     """The body of a worker process: never returns before the daemon closes the connection. modules: as in Footprint."""
     config.take_cores()
     torch.set_num_threads(config.threads)

@@ -1,5 +1,6 @@
 """Torch's own: its functions, methods and hooks for all modules, in whose places a job's code may put its own. They are
-put back where that code is loaded anew, since it would patch what it has patched, and where another job comes."""
+put back where that code is loaded anew, since it would patch what it has patched, and where another job comes. Kernels
+of torch's operators cannot be: a process that has others is told."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ _KINDS = (FunctionType, BuiltinFunctionType, staticmethod, classmethod, property
 _Owner = ModuleType | type
 _functions: list[tuple[_Owner, dict[str, Any], frozenset[str]]] = []  # and all names that it has
 _hooks: list[tuple[ModuleType, str, Any, Any]] = []  # whose, its name, what it is, and what was in it
+_kernels: set[str] = set()  # that are written in Python: "aten/relu/CPU"
 
 
 def note() -> None:
@@ -34,6 +36,8 @@ def note() -> None:
         for name, each in vars(module).items()
         if name.startswith("_global_") and not callable(each)
     ]
+    _kernels.clear()
+    _kernels.update(torch.library._impls)
 
 
 def put_back() -> None:
@@ -51,6 +55,12 @@ def put_back() -> None:
         if isinstance(each, dict) and each != content:
             each.clear()
             each.update(content)
+
+
+def has_other_kernels() -> bool:
+    """Whether operators of torch's, not those of other packages or of the job itself, have got kernels since."""
+    now = torch.library._impls
+    return bool(_kernels) and len(now) != len(_kernels) and any(key.startswith("aten/") for key in now - _kernels)
 
 
 def _owners() -> Iterator[_Owner]:
