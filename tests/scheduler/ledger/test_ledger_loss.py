@@ -150,6 +150,71 @@ def test_a_ledger_from_before_there_was_a_mark_is_opened(path: Path) -> None:
     ledger.close()
 
 
+# --- a loss while a daemon has it open
+
+GONE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no file": (Path.unlink, "ledger.sqlite: is gone"),
+    "no log": (lambda path: wal(path).unlink(), "ledger.sqlite-wal: is gone"),
+    "no directory": (lambda path: shutil.rmtree(path.parent), "ledger.sqlite: is gone"),
+    "a copy": (
+        lambda path: (shutil.copy(path, path.with_name("copy")), path.with_name("copy").replace(path)),
+        "ledger.sqlite: is another file than the one that was opened",
+    ),
+}
+
+
+@pytest.mark.parametrize("loss", GONE)
+def test_nothing_is_acknowledged_into_a_file_without_its_name(path: Path, loss: str) -> None:
+    # Submits were taken, and gone with the daemon's end, which was a clean one.
+    lose, problem = GONE[loss]
+    ledger = opened(path)
+    add(ledger, "a")
+    lose(path)
+    ledger.look()
+    assert problem in (ledger.health.problem or "")
+    for _ in range(2):
+        with pytest.raises(LedgerError, match=f"{problem}.* move the very file back.*--accept-empty-ledger") as caught:
+            add(ledger, "b")
+        assert caught.value.reason == "lost"
+    ledger.record("a", state=JobState.COMPLETED)
+    assert (names(ledger), ledger.health.unwritten) == (["a"], ("a",))
+    with pytest.raises(LedgerError, match=problem):
+        ledger.close()
+
+
+def test_before_the_first_row_as_well(path: Path) -> None:
+    ledger = opened(path)
+    path.unlink()
+    with pytest.raises(LedgerError, match="is gone"):
+        add(ledger, "a")
+    with pytest.raises(LedgerError, match="is gone"):
+        ledger.close()
+
+
+def test_a_file_that_is_moved_back_takes_what_has_waited(path: Path) -> None:
+    ledger = opened(path)
+    add(ledger, "a")
+    path.rename(path.with_name("aside"))
+    ledger.record("a", state=JobState.COMPLETED)
+    path.with_name("aside").rename(path)
+    assert add(ledger, "b") == "b"
+    assert (ledger.health.problem, ledger.health.unwritten) == (None, ())
+    ledger.close()
+    ledger = opened(path)
+    assert [row.job for row in ledger.unfinished()] == ["b"]
+    ledger.close()
+
+
+def test_a_ledger_that_was_lost_under_a_daemon_is_missed_at_the_next_start(path: Path, tmp_path: Path) -> None:
+    ledger = Ledger.open(path, tmp_path / "elsewhere")
+    add(ledger, "a")
+    path.unlink()
+    with pytest.raises(LedgerError):
+        ledger.close()
+    with pytest.raises(LedgerError, match=r"ledger.sqlite-open is still there"):
+        Ledger.open(path, tmp_path / "elsewhere")
+
+
 # --- rows
 
 GARBAGE: dict[str, Any] = {

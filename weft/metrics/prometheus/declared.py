@@ -178,7 +178,7 @@ METRICS: Final = (
         kind=MetricKind.COUNTER,
         unit="errors",
         labels=("reason",),
-        help="Tries to read or write the ledger that failed: full, io, cannot-open, read-only, damaged, held, other.",
+        help="Tries to use the ledger that failed: full, io, cannot-open, read-only, damaged, lost, held, other.",
     ),
     Metric(
         name="weft_jobs_ended_total",

@@ -29,7 +29,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 import msgpack
 
 from weft.scheduler.ledger.job_row import JobChanges, JobRow, Submission, job_row
-from weft.scheduler.ledger.ledger_file import LedgerError, close_file, explained, mark_open, open_file, touch
+from weft.scheduler.ledger.ledger_file import LedgerError, Names, close_file, explained, open_file, touch
 from weft.scheduler.ledger.spec_difference import what_differs
 from weft.scheduler.ledger.unwritten import LedgerHealth, Unwritten
 from weft.spec.job_id import check_job_id, stem_of
@@ -91,7 +91,7 @@ class Ledger:
         self._path = path
         self._runs_path = runs_path
         self._connection = connection
-        self._is_marked = False
+        self._names = Names(path)
         self._unwritten = Unwritten()
         self._unreadable: dict[int, str] = {}  # by seq: the job's name, as far as it is one
 
@@ -223,6 +223,7 @@ class Ledger:
                 if self._unwritten.is_due:
                     self._write_unwritten()
                 counts = self.counts_by_state()
+                self._names.check()
         except LedgerError as error:
             _log.debug("%s", error)  # it is in `health` and in the metrics
         return LedgerLook(counts, self._unwritten.take_errors())
@@ -240,7 +241,7 @@ class Ledger:
                 _log.error(
                     "the newest states of %s are lost; unfinished in the ledger, they run again: %s", lost, error
                 )
-        close_file(self._connection, self._path)
+        close_file(self._connection, self._path, self._names)
 
     def _write(self, job: str, values: dict[str, Any]) -> None:
         if values.get("result") is not None:
@@ -267,6 +268,7 @@ class Ledger:
             self._unwritten.forget(job)
         with explained(self._path):
             touch(self._connection)  # where nothing waited: does it take anything?
+        self._names.check()
         self._unwritten.worked()
 
     @contextmanager
@@ -324,12 +326,11 @@ class Ledger:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         with explained(self._path):
-            if not self._is_marked:
-                mark_open(self._connection, self._path)
-                self._is_marked = True
+            self._names.mark_open(self._connection)
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self._names.check()
                 self._connection.execute("COMMIT")
                 self._unwritten.worked()
             finally:

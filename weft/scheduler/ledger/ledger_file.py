@@ -2,7 +2,7 @@
 
     ledger.sqlite         the database
     ledger.sqlite-wal     what has been committed and not yet folded into it; the newest rows may stand here alone
-    ledger.sqlite-open    the mark: `new` before there is a row, `open` while a daemon has it, else absent
+    ledger.sqlite-open    the mark: `new` before there is a row, `open` while a daemon has it or once it lost it
 
 SQLite takes an empty database for a new one, and one without its write-ahead log for a complete one: either way
 acknowledged jobs would be forgotten without a word. The mark tells a loss from a beginning. It is on disk before a row
@@ -87,14 +87,38 @@ def open_file(path: Path, runs_path: Path, *, accept_empty: bool = False) -> sql
     return connection
 
 
-def mark_open(connection: sqlite3.Connection, path: Path) -> None:
-    """Before the first row is written: from here on the log is there and has something in it; an empty one is a loss.
+class Names:
+    """Which files a ledger's names mean. What is removed while a daemon has it open, or has another put in its place,
+    takes what is written as before: it would be acknowledged, and be gone when the daemon ends."""
 
-    Not when the file is opened: a daemon starts on a full disk too, and serves what is in the ledger.
-    """
-    touch(connection)
-    with explained(path):
-        _mark(path, _OPEN)
+    def __init__(self, path: Path) -> None:
+        """Of a database that has been opened."""
+        self._path = path
+        self._meant: dict[Path, tuple[int, int] | None] = {path: _file_at(path)}
+
+    def mark_open(self, connection: sqlite3.Connection) -> None:
+        """Before the first row is written: from here on the log is there and has something in it; an empty one is a
+        loss. Not when the file is opened: a daemon starts on a full disk too, and serves what is in the ledger."""
+        log = _log_of(self._path)
+        if log not in self._meant:
+            self.check()
+            touch(connection)
+            with explained(self._path):
+                _mark(self._path, _OPEN)
+                self._meant[log] = _file_at(log)
+
+    def check(self) -> None:
+        """Raises LedgerError where one means another file by now, or none."""
+        with explained(self._path):
+            for path, meant in self._meant.items():
+                if (found := _file_at(path)) != meant:
+                    what = "is gone" if found is None else "is another file than the one that was opened"
+                    raise LedgerError(
+                        f"{path}: {what}, so that nothing can be kept; move the very file back, or stop the daemon, "
+                        "bring a copy back and start it (without one, with --accept-empty-ledger: jobs that the file "
+                        "alone knew are then unknown, their run directories stay)",
+                        "lost",
+                    )
 
 
 def touch(connection: sqlite3.Connection) -> None:
@@ -102,14 +126,18 @@ def touch(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def close_file(connection: sqlite3.Connection, path: Path) -> None:
-    """Folds the write-ahead log into the database, takes the mark away and gives up the lock. May be called twice."""
+def close_file(connection: sqlite3.Connection, path: Path, names: Names) -> None:
+    """Folds the write-ahead log into the database, takes the mark away and gives up the lock. May be called twice.
+
+    Raises LedgerError, with the lock given up, where the file is gone or another; the mark stays then.
+    """
     with explained(path):
         try:
             is_whole = _fold(connection)
         except sqlite3.ProgrammingError:  # closed before
             return
         try:
+            names.check()
             if is_whole:
                 _unmark(path)
         finally:
@@ -224,6 +252,15 @@ def _log_of(path: Path) -> Path:
 
 def _mark_of(path: Path) -> Path:
     return path.with_name(f"{path.name}-open")
+
+
+def _file_at(path: Path) -> tuple[int, int] | None:
+    """Its device and inode."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _size(path: Path) -> int | None:

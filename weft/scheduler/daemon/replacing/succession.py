@@ -121,8 +121,8 @@ class Succession:
         brood = self.pool.brood()
         if brood is None:
             return "its fork server is gone"
-        if self.ledger.health.unwritten:
-            return "the ledger's disk does not take what has changed; make room first"
+        if (problem := self.ledger.health.problem) is not None:
+            return f"the ledger does not take what changes: {problem}"
         number, connection = caller.line()
         letter = Letter(
             version=__version__,
