@@ -20,6 +20,9 @@ NEVER_PUT_BACK = {
     "a limit": "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))",
     "the mask of new files": "os.umask(0o777)",
     "a signal that is ignored": "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+    "a stream that is closed": "os.close(1)",
+    "a stream that is another": "os.dup2(os.open('/', os.O_PATH), 0)",
+    "many descriptors": "[os.open('/', os.O_PATH) for _ in range(100)]",
     "a handler": "signal.signal(signal.SIGINT, lambda *about: None)",
     "a signal that is blocked": "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])",
     "a timer": "signal.signal(signal.SIGALRM, signal.SIG_DFL); signal.setitimer(signal.ITIMER_REAL, 1000.0)",
@@ -47,6 +50,7 @@ NEVER_PUT_BACK = {
 }
 STAYS = {
     "nothing": "",
+    "a few descriptors": "[os.open('/', os.O_PATH) for _ in range(9)]",
     "its own operator": "torch.library.custom_op('its::own', abs, mutates_args=(), schema='(Tensor x) -> Tensor')",
 }
 # Each in a child of its own; of those that come back as clean the name is printed.

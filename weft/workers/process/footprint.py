@@ -20,6 +20,7 @@ from weft.workers.process.process_settings import ProcessSettings
 from weft.workload.entry import foreign_modules
 
 GROWTH_BYTES = 1 << 30  # a worker this much above its size when new is replaced: its heap is a job's leftovers
+GROWTH_DESCRIPTORS = 64  # as well: Weft's own, and those that packages keep, are a few
 _PR_SET_THP_DISABLE, _PR_GET_THP_DISABLE = 41, 42
 
 
@@ -30,6 +31,7 @@ class Footprint:
     modules: Mapping[str, ModuleType]  # by their names
     num_bytes: int
     num_threads: int
+    num_descriptors: int
     dtype: torch.dtype
     settings: ProcessSettings
 
@@ -41,6 +43,7 @@ class Footprint:
             inherited if len(inherited) == len(sys.modules) else dict(sys.modules),
             psutil.Process().memory_info().rss,
             threading.active_count(),
+            psutil.Process().num_fds(),
             torch.get_default_dtype(),
             ProcessSettings.now(),
         )
@@ -48,11 +51,13 @@ class Footprint:
     def is_clean(self) -> bool:
         """Once the job's modules are unloaded; puts back what it can of the settings. In the main thread, as `now`."""
         grown = psutil.Process().memory_info().rss - self.num_bytes > GROWTH_BYTES
+        open_files = psutil.Process().num_fds() - self.num_descriptors > GROWTH_DESCRIPTORS
         threads = threading.active_count() > self.num_threads + 1  # the control thread has come since
         children = bool(psutil.Process().children())  # forked, they have our descriptors
+        modules = not all(map(operator.is_, map(sys.modules.get, self.modules), self.modules.values()))
         is_as_set = self.settings.restore() and torch.get_default_dtype() is self.dtype
-        is_as_set = is_as_set and all(map(operator.is_, map(sys.modules.get, self.modules), self.modules.values()))
-        return is_as_set and not grown and not threads and not children and not foreign_modules(self.modules)
+        left = grown or open_files or threads or children or modules or bool(foreign_modules(self.modules))
+        return is_as_set and not left
 
 
 def trim() -> None:

@@ -69,6 +69,7 @@ def _others() -> Iterator[tuple[str, Any]]:
             yield name, int(value, 16) & ~_OF_GLIBC
         elif name == "Umask":
             yield name, value
+    yield "streams", [_stream(number) for number in range(3)]  # which programs that are started find
     yield "handlers", {number: signal.getsignal(number) for number in signal.valid_signals()}
     yield "timers", [signal.getitimer(which) != (0.0, 0.0) for which in _TIMERS]
     yield "niceness", os.getpriority(os.PRIO_PROCESS, 0)
@@ -102,6 +103,15 @@ def _others() -> Iterator[tuple[str, Any]]:
             _flushes_denormal(),
         ),
     )
+
+
+def _stream(number: int) -> tuple[int, int] | None:
+    """Which file it is; None where it is closed."""
+    try:
+        found = os.fstat(number)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _validates_distributions() -> bool:
