@@ -5,6 +5,7 @@ A process gets the lowest number that is free, so a descriptor's number says how
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 
@@ -39,3 +40,20 @@ def are_short() -> bool:
         return is_among_the_last(descriptor)
     finally:
         os.close(descriptor)
+
+
+def has_run_out(error: BaseException | None) -> bool:
+    """Whether this process could open no more, which is what an error came of: the kernel's, or torch's text of it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            return True
+        if isinstance(error, RuntimeError) and os.strerror(errno.EMFILE) in str(error):
+            return True
+        error = error.__cause__
+    return False
+
+
+def all_open() -> str:
+    """Where it has: they cannot be counted, which would take one, and need not be."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return f"the {limit} descriptors that a process may have are all open here (RLIMIT_NOFILE)"

@@ -11,6 +11,7 @@ import torch
 
 import weft
 from weft.machine.checkpoint_files import CheckpointError
+from weft.machine.descriptors import all_open, has_run_out
 from weft.machine.free_memory import SharedMemoryFull
 from weft.machine.run_file import RunFileError
 from weft.plan.error_places import places_of, samples_place
@@ -23,6 +24,7 @@ from weft.workload.workload import WorkloadError
 MAX_MESSAGE_CHARS = 32_000  # a deep recursion's traceback is longer than anybody reads
 
 CANNOT_WRITE, SOFTWARE = 74, 70  # exit codes, as in sysexits.h
+CLOSE_FILES = "close the files and sockets that the job's code opens, or raise LimitNOFILE of the daemon"
 OURS = "a fault of Weft's own, not of the job's code; please report it\n"
 
 # What does not come from torch's allocator of a GPU: the host's, the kernel's answer (ENOMEM) to whoever maps, forks or
@@ -61,7 +63,7 @@ def fault_of(error: BaseException) -> Fault:
             return Fault("invalid-workload", encodable(_with_places(error)), 2)
         case CheckpointError():
             return Fault("invalid-plan", encodable(f"job.resume_from: {error}"), 2)
-        case SharedMemoryFull():
+        case SharedMemoryFull() if not has_run_out(error):
             return Fault("shared-memory", encodable(str(error)), 1)
         case RunFileError():
             return Fault("run-directory", encodable(str(error)), CANNOT_WRITE)
@@ -72,6 +74,8 @@ def fault_of(error: BaseException) -> Fault:
         return Fault("out-of-memory", _traceback(error), 1, type(error).__name__)
     if is_compilers(error):  # from a backward, whose kernels are made when it first runs
         return Fault("invalid-workload", encodable(_with_places(cannot_compile("a unit", error))), 2)
+    if has_run_out(error) and is_ours(error):  # what Weft itself has open in a worker is a few
+        return Fault("user-error", f"{all_open()}: {CLOSE_FILES}\n{_traceback(error)}", 1, "OSError")
     if is_ours(error):
         return Fault("internal", OURS + _traceback(error), SOFTWARE)
     return Fault("user-error", _traceback(error), 1, type(error).__name__)

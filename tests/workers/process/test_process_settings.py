@@ -71,6 +71,16 @@ for name, statement in statements.items():
         clean.append(name)
 print(json.dumps(clean))
 """
+NONE_LEFT = """
+import os
+from weft.workers.process.footprint import Footprint, peak_resident_bytes
+before = Footprint.now({})
+try:
+    while True:
+        os.dup(0)
+except OSError:
+    print(before.is_clean(), peak_resident_bytes())
+"""
 
 
 def test_the_environment_and_the_path_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,3 +116,10 @@ def test_a_worker_is_clean_unless_something_stays_that_cannot_be_put_back(tmp_pa
     command = [sys.executable, "-c", TRIES, json.dumps(STAYS | NEVER_PUT_BACK), str(tmp_path)]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert json.loads(told) == list(STAYS)
+
+
+@pytest.mark.slow(seconds=3)
+def test_a_worker_in_which_nothing_can_be_opened_is_not_clean_and_says_so() -> None:
+    # It raised, which ended the worker; the job was said to have lost it.
+    command = [sys.executable, "-c", NONE_LEFT]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False None\n"

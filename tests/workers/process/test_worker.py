@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
+import resource
 import runpy
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +149,24 @@ def test_a_worker_whose_job_has_closed_its_connection_to_the_directory_leaves_wi
     with pytest.raises(LeftError) as left:
         worker._guarded(handle, {"job": "digits", "attempt": 2})
     assert left.value.args == (LINK_GONE_EXIT,)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EMFILE, os.strerror(errno.EMFILE)), RuntimeError("Too many open files")]
+)
+def test_a_worker_whose_job_has_left_no_descriptor_tells_the_jobs_fault(
+    ends: tuple[socket.socket, socket.socket], error: Exception
+) -> None:
+    """It was `directory-lost`, told after eleven attempts that all did the same, or `shared-memory`."""
+
+    asked: Future[None] = Future()
+    asked.set_exception(error)
+    worker = process._Worker(ends[1], CONFIG, StandIn(), Footprint.now({}), Spares(ends[0], os.getpid()))
+    worker._guarded(_asking("board")(asked.result), {"job": "digits", "attempt": 2})  # no line of a user's is in it
+    (told,) = FrameReader(MAX_WORKER_FRAME_BYTES).feed(ends[0].recv(1 << 16))
+    assert (told["type"], told["reason"], told["exit_code"]) == ("fault", "user-error", 1)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert told["message"].startswith(f"the {limit} descriptors that a process may have are all open here")
 
 
 def test_who_waits_until_memory_is_handed_on_takes_no_thread_for_begun_that_is_about_to_be(

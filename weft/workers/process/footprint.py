@@ -50,10 +50,17 @@ class Footprint:
 
     def is_clean(self) -> bool:
         """Once the job's modules are unloaded; puts back what it can of the settings. In the main thread, as `now`."""
-        grown = psutil.Process().memory_info().rss - self.num_bytes > GROWTH_BYTES
-        open_files = psutil.Process().num_fds() - self.num_descriptors > GROWTH_DESCRIPTORS
+        try:
+            return self._is_as_it_was()
+        except OSError:  # where the job has left no descriptor, nothing can be asked
+            return False
+
+    def _is_as_it_was(self) -> bool:
+        process = psutil.Process()
+        grown = process.memory_info().rss - self.num_bytes > GROWTH_BYTES
+        open_files = process.num_fds() - self.num_descriptors > GROWTH_DESCRIPTORS
         threads = threading.active_count() > self.num_threads + 1  # the control thread has come since
-        children = bool(psutil.Process().children())  # forked, they have our descriptors
+        children = bool(process.children())  # forked, they have our descriptors
         modules = not all(map(operator.is_, map(sys.modules.get, self.modules), self.modules.values()))
         is_as_set = self.settings.restore() and torch.get_default_dtype() is self.dtype
         left = grown or open_files or threads or children or modules or bool(foreign_modules(self.modules))
@@ -92,7 +99,8 @@ def reset_peak() -> None:
 
 def peak_resident_bytes() -> int | None:
     """The most that was resident since the mark was reset, in bytes, shared pages included; None where no one tells."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
+    with contextlib.suppress(OSError):  # the job has left no descriptor
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     return None

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from weft.machine.descriptors import has_run_out
 from weft.machine.free_memory import SharedMemoryFull
 from weft.machine.stacks import answer_with_stacks
 from weft.plan.tables import Adjustment
@@ -180,13 +181,14 @@ class _Worker:
         try:
             run()
             return True
-        except SharedMemoryGone as error:
-            if error.is_own_descriptor:
-                leave_without_link()
-            self._kept, told = None, encodable(f"{self._config.worker}: {error}")
-            self._send({"type": "directory-missed", **self._job, "message": told})
         except BaseException as error:  # user code may raise anything, SystemExit included
             self._kept = None  # nobody knows what it has left half done
+            if isinstance(error, SharedMemoryGone) and not has_run_out(error):
+                if error.is_own_descriptor:
+                    leave_without_link()
+                told = encodable(f"{self._config.worker}: {error}")
+                self._send({"type": "directory-missed", **self._job, "message": told})
+                return False
             if self._inspections is not None and self._spec is not None:
                 KeptInspections(self._inspections).forget(self._spec.entry_file)
             self._send({"type": "fault", **self._job, **dataclasses.asdict(fault_of(error))})
