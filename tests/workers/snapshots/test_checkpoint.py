@@ -209,10 +209,35 @@ def test_a_model_of_another_shape_is_refused(path: Path) -> None:
 )
 def test_a_model_of_other_parameters_is_refused(path: Path, names: list[str], told: str | None) -> None:
     """It went on, with the values that its function had given them."""
-    model = {name: torch.nn.Parameter(torch.zeros(1)) for name in names}
-    model["unsaved"] = torch.nn.Parameter(torch.zeros(1), requires_grad=False)  # a module may leave out what it has
+    model = {name: nn.Parameter(torch.zeros(1)) for name in names}
+    model["unsaved"] = nn.Parameter(torch.zeros(1), requires_grad=False)  # a module may leave out what it has
     if told is None:
         opened(path).check_model(model)
         return
     with pytest.raises(WorkloadError, match=re.escape(told)):
         opened(path).check_model(model)
+
+
+@pytest.mark.parametrize("now", [torch.bfloat16, torch.float64])
+def test_a_model_in_another_dtype_is_refused(path: Path, now: torch.dtype) -> None:
+    """Resumed in bfloat16 a job trained on with momentum in float32; in float64 SGD's step failed."""
+    with pytest.raises(WorkloadError) as refused:
+        opened(path).check_model({"weight": nn.Parameter(WEIGHT.to(now))})
+    name = str(now).removeprefix("torch.")
+    assert f"'weight' is {name} and was float32 when it was saved" in str(refused.value)
+    assert "build the model in the dtype that it had, or begin a new job with the weights" in str(refused.value)
+
+
+def test_a_dtype_is_compared_of_what_is_trained_and_of_any_shape(tmp_path: Path) -> None:
+    scale, empty = torch.tensor(2.0, dtype=torch.float64), torch.empty(0, 3, dtype=torch.bfloat16)
+    first = Held(
+        replica=0,
+        fixed={"scale": scale, "empty": empty, "frozen": FROZEN},
+        names=[name_of("scale", scale), name_of("empty", empty), name_of("frozen", FROZEN)],
+    )
+    found = opened(write_checkpoint(tmp_path, 7, {}, lambda place: write_files(Saved([first]), place), keep=1))
+    frozen = nn.Parameter(FROZEN.double(), requires_grad=False)
+    model = {"scale": nn.Parameter(scale), "empty": nn.Parameter(empty), "frozen": frozen}
+    found.check_model(model)
+    with pytest.raises(WorkloadError, match=r"'scale' is float32 and was float64"):
+        found.check_model(model | {"scale": nn.Parameter(scale.float())})

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from weft.machine.checkpoint_files import Checkpoint, CheckpointError
+from weft.transport.memory.arena import dtype_name
 from weft.workers.snapshots.held import VALUES
 from weft.workers.snapshots.plain import decoded, encoded
 from weft.workers.snapshots.saved import Saved, in_memory_order
@@ -117,7 +118,7 @@ class OpenCheckpoint(Saved):
 
     def check_model(self, parameters: Mapping[str, Tensor]) -> None:
         """Of buffers, and of what nobody trains, a model may have others by the time that it is saved. Errors:
-        WorkloadError where the one that was saved had other parameters."""
+        WorkloadError where the one that was saved had other parameters, or some in another dtype."""
         trained = {name for name, each in parameters.items() if each.requires_grad}
         lacking, unknown = sorted(trained - self._files[MODEL].keys()), sorted(self._options.keys() - parameters.keys())
         if lacking or unknown:
@@ -126,6 +127,14 @@ class OpenCheckpoint(Saved):
             raise WorkloadError(
                 f"Workload.model is another than that of {self._path}: there are {told}; build the model as it was then"
             )
+        for name in sorted(trained):  # a copy that converts would leave what the optimizer keeps of it as it was
+            now, was = parameters[name].dtype, _dtype_of(self._files[MODEL][name], name)
+            if now != was:
+                raise WorkloadError(
+                    f"Workload.model is another than that of {self._path}: {name!r:.80} is {dtype_name(now)} and was "
+                    f"{dtype_name(was)} when it was saved; build the model in the dtype that it had, or begin a new "
+                    "job with the weights (Workload.start)"
+                )
 
     def entries(self, parameter: str) -> list[str]:
         return [*([VALUES] if parameter in self._files[MODEL] else []), *self._entries.get(parameter, [])]
@@ -140,6 +149,13 @@ class OpenCheckpoint(Saved):
     def flat(self, parameter: str, entry: str, like: Tensor) -> Tensor:
         stem, key = (MODEL, parameter) if entry == VALUES else (OPTIMIZER, f"{entry}/{parameter}")
         return in_memory_order(parameter, self._files[stem][key].get_tensor(key), like)
+
+
+def _dtype_of(file: Any, name: str) -> torch.dtype:
+    """Of a tensor in an open file; nothing is read but of one without dimensions, which has no slice."""
+    tensor = file.get_slice(name)
+    dtype: torch.dtype = (tensor[:0] if tensor.get_shape() else file.get_tensor(name)).dtype
+    return dtype
 
 
 class _Buffers(Mapping[str, Tensor]):
