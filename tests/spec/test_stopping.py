@@ -115,8 +115,15 @@ def test_who_goes_on_with_what_it_remembers_comes_to_the_same_decision(
         assert why == whole[epoch]
 
 
-@pytest.mark.parametrize("data", [None, [], {"best": "high"}, {"since": 1.5}, {"samples": True}, {"other": 1}])
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(None, [], {"best": "high"}, {"since": 1.5}, {"samples": True}, {"other": 1}),
+        *({"loss": None}, {"seconds": None}, {"since": None}, {"samples": None}, {"loss": 10**400}),
+    ],
+)
 def test_what_a_checkpoint_has_instead_is_refused(data: object) -> None:
+    """With a loss of null the daemon failed as it added the next one."""
     with pytest.raises(ValueError, match=r"does not say how|is "):
         Standing.from_wire(data)
 

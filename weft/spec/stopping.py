@@ -76,8 +76,11 @@ class Standing:
         if not isinstance(data, dict) or data.keys() - fields.keys():
             raise ValueError("it does not say how training stood")
         for name, value in data.items():
-            whole = isinstance(fields[name], int)
-            if isinstance(value, bool) or not (isinstance(value, int if whole else (int, float)) or value is None):
+            if value is None and fields[name] is None:
+                continue
+            kinds = int if isinstance(fields[name], int) else (int, float)
+            is_endless = isinstance(value, int) and value.bit_length() >= 64  # JSON's numbers have any length
+            if isinstance(value, bool) or not isinstance(value, kinds) or is_endless:
                 raise ValueError(f"{name} is {value!r:.40}")
         return cls(**data)
 

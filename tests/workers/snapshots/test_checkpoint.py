@@ -4,6 +4,7 @@ nothing in it is run."""
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import pickle
 import re
@@ -184,14 +185,53 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("name", "number"), [(name, n) for name, many in HOSTILE.items() for n in range(len(many))])
 def test_a_hostile_file_with_the_right_digest_is_refused_and_nothing_is_run(path: Path, name: str, number: int) -> None:
-    data = HOSTILE[name][number]
-    (path / name).write_bytes(data)
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["files"][name] = [len(data), hashlib.sha256(data).hexdigest()]
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    replace_file(path, name, HOSTILE[name][number])
     with pytest.raises(CheckpointError, match=name):
         opened(path)
     assert RAN == []
+
+
+EDITED = [
+    *({"states": None}, {"states": {"weight": 3}}, {"states": {0: {}}}, {"states": []}),
+    *({"options": None}, {"options": {"weight": None}}, {"options": {"weight": [0.1]}}),
+    *({"scheduler": "x"}, {"scheduler": []}, {"scheduler": 0}, {"kinds": None}, {"kinds": 3}, {"kinds": ["optimizer"]}),
+    *({"attributes": None}, {"attributes": {0: None}}, {"attributes": {0: {"": 3}}}, {"attributes": {0: {"": {3: 1}}}}),
+    *({"attributes": {0: {3: {"calls": 1}}}}, {"attributes": {0: {"": {"_parameters": {}}}}}),
+    {"attributes": {0: {"": {"recent": ("weft: list", [], None)}}}},
+    {"attributes": {0: {"": {"recent": ("weft: set", 3, None)}}}},
+    {"attributes": {0: {"": {"recent": [("weft: array", [1.0], None)]}}}},
+    {"attributes": {0: {"": {"random": ("weft: generator", ("weft: deque", 3, None), None)}}}},
+]
+
+
+@pytest.mark.parametrize("edited", EDITED)
+def test_plain_data_of_another_kind_is_refused(path: Path, edited: dict[str, Any]) -> None:
+    """It failed in whatever first took it for what it was to be, as an error of the user's code."""
+    training = torch.load(path / "training.pt", weights_only=True)
+    file = io.BytesIO()
+    torch.save(training | edited, file)
+    replace_file(path, "training.pt", file.getvalue())
+    with pytest.raises(CheckpointError, match=r"training\.pt is no file of a checkpoint \(.+\)$"):
+        opened(path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "buffers.safetensors", "training.pt"])
+def test_a_manifest_that_leaves_a_file_out_is_refused(path: Path, name: str) -> None:
+    edit_files(path, lambda files: files.pop(name))
+    with pytest.raises(CheckpointError, match=rf"is no whole checkpoint \(its manifest has no {re.escape(name)}\)"):
+        opened(path)
+
+
+def replace_file(path: Path, name: str, data: bytes) -> None:
+    """With the digest that it has then."""
+    (path / name).write_bytes(data)
+    edit_files(path, lambda files: files.update({name: [len(data), hashlib.sha256(data).hexdigest()]}))
+
+
+def edit_files(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    edit(manifest["files"])
+    (path / "manifest.json").write_text(json.dumps(manifest))
 
 
 def test_a_model_of_another_shape_is_refused(path: Path) -> None:

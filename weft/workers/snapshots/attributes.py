@@ -33,6 +33,7 @@ _VALUES = frozenset((type(None), bool, int, float, complex, str, bytes, torch.Si
 _ABSENT = object()
 _MARK = "weft: "  # begins what stands for objects that torch's loader of plain data does not take
 _DELETED = (f"{_MARK}deleted", (), None)
+_GENERATOR = f"{_MARK}generator"
 _MAPPINGS = frozenset((dict, OrderedDict, Counter))
 _PARTED = _MAPPINGS | {list, tuple, set, deque}
 _NAMED: dict[str, type] = {kind.__name__: kind for kind in (set, OrderedDict, Counter)}
@@ -197,7 +198,7 @@ def _written_as_it_is(value: Any, state: _Places) -> Any:
     """Errors: _NotPlainError."""
     if type(value) in _GENERATORS:
         read, _ = _GENERATORS[type(value)]
-        return f"{_MARK}generator", _written(read(value), state), None
+        return _GENERATOR, _written(read(value), state), None
     return _written(value, state)
 
 
@@ -238,6 +239,23 @@ def _is_marked(value: Any) -> bool:
 # --- read again
 
 
+def check_kept(kept: object) -> Kept:
+    """Errors: ValueError for what `Attributes.changed` would not tell."""
+    if not isinstance(kept, dict) or not all(isinstance(own, dict) for own in kept.values()):
+        raise ValueError("attributes are no mappings by module and name")
+    for name, key, value in ((name, key, value) for name, own in kept.items() for key, value in own.items()):
+        if not isinstance(name, str) or not isinstance(key, str) or key in TORCHS:
+            raise ValueError(f"{key!r:.80} is no attribute of {name!r:.80}")
+        try:
+            if not _is_marked(value) or value[0] not in (_GENERATOR, _DELETED[0]):
+                _read(value)
+            elif value[0] == _GENERATOR:
+                _read(value[1])
+        except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
+            raise ValueError(f"{name}.{key} cannot be read: {error!s:.100}") from error
+    return kept
+
+
 def _put_back(value: Any, there: Any) -> Any:
     """there: what stands in its place, and may stand elsewhere, too."""
     if isinstance(value, torch.Tensor) and type(there) in _WITH_STORAGE:
@@ -245,7 +263,7 @@ def _put_back(value: Any, there: Any) -> Any:
         if is_memory and there.shape == value.shape and there.dtype is value.dtype:
             return there.copy_(value)
         return value.to(there.device, copy=True)
-    if _is_marked(value) and value[0] == f"{_MARK}generator":
+    if _is_marked(value) and value[0] == _GENERATOR:
         if type(there) in _GENERATORS:
             _GENERATORS[type(there)][1](there, _read(value[1]))
         return there

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from weft.machine.checkpoint_files import Checkpoint, CheckpointError
 from weft.transport.memory.arena import dtype_name
+from weft.workers.snapshots.attributes import check_kept
 from weft.workers.snapshots.held import VALUES
 from weft.workers.snapshots.plain import decoded, encoded
 from weft.workers.snapshots.saved import Saved, in_memory_order
@@ -31,6 +32,7 @@ SHARD_BYTES = 2 << 30
 MODEL, OPTIMIZER, BUFFERS = "model", "optimizer", "buffers"
 PLAIN = "training.pt"
 SUFFIX = ".safetensors"
+_ALWAYS = (f"{MODEL}{SUFFIX}", f"{OPTIMIZER}{SUFFIX}", f"{BUFFERS}{SUFFIX}", PLAIN)  # there with nothing in them, too
 
 
 def write_files(saved: Saved, directory: Path) -> list[str]:
@@ -92,6 +94,8 @@ class OpenCheckpoint(Saved):
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(())
         self._path = checkpoint.path
+        if lacking := [name for name in _ALWAYS if name not in checkpoint.files]:
+            raise CheckpointError(f"{self._path} is no whole checkpoint (its manifest has no {lacking[0]})")
         self._files: dict[str, dict[str, Any]] = {}  # by stem and name, the open file that has the tensor
         for name in sorted(checkpoint.files):
             stem = name.removesuffix(SUFFIX).partition("-")[0]
@@ -100,9 +104,13 @@ class OpenCheckpoint(Saved):
                 self._files.setdefault(stem, {}).update(dict.fromkeys(file.keys(), file))
         try:
             plain = decoded((checkpoint.path / PLAIN).read_bytes())
-            self._states, self._options, self.scheduler = plain["states"], plain["options"], plain["scheduler"]
+            self._states, self._options = _by_name(plain, "states"), _by_name(plain, "options")
+            self.scheduler = plain["scheduler"]
+            if self.scheduler is not None and not isinstance(self.scheduler, dict):
+                raise ValueError("scheduler is no mapping")
             # Older releases have saved neither.
-            self._attributes, self.kinds = plain.get("attributes", {}), dict(plain.get("kinds", {}))
+            kept, self.kinds = dict(plain.get("attributes", {})), dict(plain.get("kinds", {}))
+            self._attributes = {replica: check_kept(own) for replica, own in kept.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{checkpoint.path / PLAIN} is no file of a checkpoint ({error!s:.200})") from error
         self._entries: dict[str, list[str]] = {}
@@ -149,6 +157,14 @@ class OpenCheckpoint(Saved):
     def flat(self, parameter: str, entry: str, like: Tensor) -> Tensor:
         stem, key = (MODEL, parameter) if entry == VALUES else (OPTIMIZER, f"{entry}/{parameter}")
         return in_memory_order(parameter, self._files[stem][key].get_tensor(key), like)
+
+
+def _by_name(plain: Any, what: str) -> dict[str, dict[str, Any]]:
+    """Errors: ValueError for other than mappings by a parameter's name, KeyError."""
+    found = plain[what]
+    if not isinstance(found, dict) or not all(type(n) is str and isinstance(own, dict) for n, own in found.items()):
+        raise ValueError(f"{what} are no mappings by parameter")
+    return found
 
 
 def _dtype_of(file: Any, name: str) -> torch.dtype:
