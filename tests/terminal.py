@@ -22,6 +22,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 SECONDS = 180.0  # for anything that is awaited: far above what it takes
 HOME = "\x1b[H"
@@ -41,18 +42,22 @@ class TerminalCommand:
     """arguments: of Python. written: everything that came so far."""
 
     def __init__(
-        self, arguments: Sequence[str], environment: Mapping[str, str], columns: int = 120, lines: int = 40
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        columns: int = 120,
+        lines: int = 40,
+        elsewhere: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        self._ours, self._theirs = pty.openpty()
+        """elsewhere: of "stdin", "stdout" and "stderr" those that are no terminal, as subprocess takes them."""
+        self._ours, self._theirs = self._open = list(pty.openpty())
         self.resize(columns, lines)
         self.modes = termios.tcgetattr(self._theirs)
         self.written = ""
         variables = {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [sys.executable, "-c", _ADOPT, *arguments],
-            stdin=self._theirs,
-            stdout=self._theirs,
-            stderr=self._theirs,
+            **{name: elsewhere.get(name, self._theirs) for name in ("stdin", "stdout", "stderr")},
             env={"TERM": "xterm-256color", **variables},
             start_new_session=True,
         )
@@ -64,8 +69,12 @@ class TerminalCommand:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(SECONDS)
-        os.close(self._ours)
-        os.close(self._theirs)
+        self._close()
+
+    def hang_up(self) -> int:
+        """Closes the terminal, as its window does; the exit code."""
+        self._close()
+        return self.process.wait(SECONDS)
 
     def resize(self, columns: int, lines: int) -> None:
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
@@ -103,6 +112,11 @@ class TerminalCommand:
             and self.written.rfind(USUAL_SCREEN) > self.written.rfind(ALTERNATE_SCREEN) >= 0
             and self.written.rfind(SHOW_CURSOR) > self.written.rfind(HIDE_CURSOR) >= 0
         )
+
+    def _close(self) -> None:
+        for descriptor in self._open:
+            os.close(descriptor)
+        self._open.clear()
 
     def _read(self, deadline: float) -> bool:
         """Takes what is there, or comes until the deadline (half a second at most); whether there was anything."""

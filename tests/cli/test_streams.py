@@ -20,7 +20,9 @@ pytestmark = pytest.mark.weighs(tests=7)
 
 SECONDS = 180.0
 TESTS = Path(__file__).parents[1]
-ScriptedDaemon: Any = runpy.run_path(str(TESTS / "scripted_daemon.py"))["ScriptedDaemon"]
+_SCRIPTED = runpy.run_path(str(TESTS / "scripted_daemon.py"))
+ScriptedDaemon, HOLD = _SCRIPTED["ScriptedDaemon"], _SCRIPTED["HOLD"]
+TerminalCommand: Any = runpy.run_path(str(TESTS / "terminal.py"))["TerminalCommand"]
 RESULT = runpy.run_path(str(Path(__file__).parent / "screens" / "test_display.py"))["RESULT"]
 SHOWN = runpy.run_path(str(Path(__file__).with_name("test_main.py")))["SHOWN"]
 STATUS = {"pid": 6, "version": "0.1.0", "workers": [], "jobs": {"running": 2}, "metrics": None}
@@ -118,3 +120,33 @@ def test_a_page_that_nobody_reads_ends_the_verb_with_141(tmp_path: Path, argumen
             command, env=environment, stdout=nobody, stderr=subprocess.PIPE, timeout=SECONDS, check=False
         )
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("elsewhere", [(), ("stdout",), ("stderr",)], ids=str)
+@pytest.mark.parametrize("arguments", [["logs", "-f", "digits-1"], ["submit", "-f", "digits.toml"]], ids=" ".join)
+@pytest.mark.usefixtures("hangup")
+def test_a_terminal_that_closes_ends_who_follows_with_143(
+    tmp_path: Path, arguments: list[str], elsewhere: tuple[str, ...]
+) -> None:
+    """It was 1, as of a job that has failed, where stderr was the terminal: the last sentence could not be written."""
+    (tmp_path / "digits.toml").write_text("[job]\nentry = 'digits.py:workload'\nbatch_size = 4\nsteps = 3\n")
+    (tmp_path / "digits.py").touch()
+    environment = os.environ | {"WEFT_RUNTIME_DIR": str(tmp_path)}
+    answers = {
+        "submit": [[{"ok": {"job": "digits-1", "created": True}}]],
+        "follow": [[{"event": {"log": "hello\n", "offset": 6}}, HOLD]],
+    }
+    arguments = [str(tmp_path / each) if each.endswith("toml") else each for each in arguments]
+    others = dict.fromkeys(elsewhere, subprocess.DEVNULL)
+    with (
+        ScriptedDaemon(tmp_path / "weft.sock", answers) as daemon,
+        TerminalCommand(["-m", "weft", *arguments], environment, elsewhere=others) as terminal,
+    ):
+        assert daemon.held.wait(SECONDS)
+        assert terminal.hang_up() == 143
+
+
+def test_what_stderr_cannot_take_leaves_the_exit_code_as_it_is(tmp_path: Path) -> None:
+    """The sentence of an error, on a disk that was full, ended the verb with 1."""
+    environment = os.environ | {"WEFT_RUNTIME_DIR": str(tmp_path)}
+    assert closed("2>/dev/full", "-m", "weft", "show", "digits-1", env=environment).returncode == 69

@@ -13,10 +13,12 @@ a job's own code   run, wait, logs -f, submit -f (128 + N when signal N killed i
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import signal
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -85,8 +87,12 @@ def of_result(result: Message) -> int:
 
 def leave(code: int, message: str = "") -> NoReturn:
     """Ends the verb; the message goes to stderr, each line of it with the name of the command."""
-    for line in message.splitlines():
-        print(f"weft: {line}", file=sys.stderr)
+    try:
+        for line in message.splitlines():
+            print(f"weft: {line}", file=sys.stderr)
+        sys.stderr.flush()
+    except OSError:  # a terminal that has closed, a disk that is full: the code says it all the same
+        _silence(sys.stderr)
     raise SystemExit(code)
 
 
@@ -110,6 +116,9 @@ def guarded(verb: Callable[P, R]) -> Callable[P, R]:
             _silence(sys.stdout, sys.stderr)
             leave(BROKEN_PIPE)
         except OSError as error:
+            if _is_of_closed_terminal(error):  # its signal comes later, or was answered before
+                _silence(sys.stdout, sys.stderr)
+                leave(TERMINATED)
             _drop_unwritten()
             _check_working_directory(error)
             leave(CANNOT_WRITE, _told(error))
@@ -154,6 +163,19 @@ def _check_working_directory(error: OSError) -> None:
             working_directory()
         except _spec_error() as gone:
             leave(USAGE, str(gone))
+
+
+def _is_of_closed_terminal(error: OSError) -> bool:
+    """Whether it is what a terminal answers that has closed, and one of ours has."""
+    if error.errno != errno.EIO:
+        return False
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        try:
+            termios.tcgetattr(stream.fileno())
+        except termios.error as answer:
+            if answer.args[0] == errno.EIO:  # of what is no terminal it is another
+                return True
+    return False
 
 
 def _told(error: OSError) -> str:

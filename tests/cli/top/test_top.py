@@ -186,6 +186,15 @@ def test_however_it_is_ended_the_terminal_is_as_it_was(
         assert "Traceback" not in terminal.written
 
 
+@pytest.mark.usefixtures("hangup")
+def test_a_terminal_that_closes_ends_it_with_143(runtime: Path, daemon: Any) -> None:
+    """It was 74, since the cursor could not be shown again."""
+    daemon()
+    with on_terminal(runtime, "--interval", "0.2") as terminal:
+        terminal.until("q quit")
+        assert terminal.hang_up() == 143
+
+
 def test_what_it_cannot_draw_ends_it_with_the_terminal_as_it_was(runtime: Path, daemon: Any) -> None:
     daemon(show=[[{"ok": shown(10.0)}], [{"ok": shown(11.0) | {"time": {"lanes": {"cpu-0/compute": {}}}}}]])
     with on_terminal(runtime, "--interval", "0.2") as terminal:
