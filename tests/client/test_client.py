@@ -249,6 +249,14 @@ def test_a_daemon_that_says_nothing_is_given_up_after_the_timeout(path: Path, ca
         call(path, "jobs", timeout_of_client=0.05)
 
 
+@pytest.mark.parametrize("verb", ["show", "cancel", "wait", "remove"])
+def test_an_id_that_no_frame_can_hold_is_of_no_job(path: Path, call: Any, verb: str) -> None:
+    """A shell hands on any bytes; it was told to use numbers, strings, lists and maps only."""
+    with ScriptedDaemon(path, {}), pytest.raises(RequestRefused, match=r"no job 'd\\udcff'; `weft ps") as refusal:
+        call(path, verb, "d\udcff")
+    assert refusal.value.code == "no-such-job"
+
+
 def test_a_spec_that_no_frame_can_hold_is_refused_before_it_is_sent(path: Path, call: Any) -> None:
     with ScriptedDaemon(path, {}) as daemon:
         with pytest.raises(RequestRefused, match=r"keep data out of job\.args") as refusal:

@@ -16,6 +16,7 @@ import pytest
 from weft.client.client import Client, DaemonUnreachable
 from weft.client.embedded import Daemon, DaemonDied
 from weft.client.result import RESULT_KEYS
+from weft.spec.field_errors import SpecError
 
 PROCESS_SECONDS = 180.0
 ANSWERING = """
@@ -161,6 +162,15 @@ def test_run_directories_are_made_in_runs_unless_told_otherwise(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert Daemon()._runs_path() == tmp_path / expected
+
+
+def test_run_directories_below_one_that_no_message_can_name_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (there := tmp_path / "d\udcff").mkdir()
+    monkeypatch.chdir(there)
+    with pytest.raises(SpecError, match=r"--runs-dir: '.+' has bytes that are not UTF-8"):
+        Daemon(runs_dir="runs")._runs_path()
 
 
 # --- with the real daemon

@@ -382,6 +382,18 @@ def test_a_value_out_of_range_is_refused(path: str, value: Any) -> None:
     assert_refused(changed(path, value), path)
 
 
+@pytest.mark.parametrize(
+    ("path", "value"), [("job.entry", "d\udcff.py:f"), ("job.resume_from", "d\udcff"), ("directory", "/d\udcff")]
+)
+def test_a_path_with_bytes_of_another_encoding_is_told_to_be_that(path: str, value: str) -> None:
+    """Of the directory, which nobody gives, it said to leave it out, since it were not absolute."""
+    with pytest.raises(SpecError) as caught:
+        JobSpec.parse(changed(path, value), source="a.toml")
+    assert (
+        str(caught.value) == f"a.toml: {path}: {value!r} has bytes that are not UTF-8; give another path, or rename it"
+    )
+
+
 @pytest.mark.parametrize("path", FIELDS)
 def test_a_key_with_a_typing_error_is_refused_with_the_one_that_was_meant(path: str) -> None:
     section, name = path.split(".")

@@ -188,6 +188,15 @@ def test_one_that_is_written_from_a_directory_that_is_gone_is_named(
         load_settings({"state_dir": "s", "runtime_dir": "/r", "cache_dir": "/c"}, {}, None)
 
 
+@pytest.mark.parametrize("field", ["runtime_dir", "state_dir", "runs_dir", "cache_dir"])
+def test_a_directory_that_no_message_can_name_is_refused(field: str) -> None:
+    """Of a run directory each job failed with the traceback of a UnicodeEncodeError, as a fault of Weft's."""
+    with pytest.raises(
+        SpecError, match=r": '/a/d\\udcff' has bytes that are not UTF-8; give another path, or rename it"
+    ):
+        load_settings({field: "/a/d\udcff"}, {}, None)
+
+
 def test_the_number_of_workers_follows_from_the_cores_and_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
     assert load_settings({}, {}, None).num_workers(6) == 6

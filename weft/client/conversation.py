@@ -44,8 +44,6 @@ FIRST_PAUSE_SECONDS = 0.05
 LAST_PAUSE_SECONDS = 2.0
 
 _TRANSIENT = (ErrorCode.DRAINING, ErrorCode.TOO_MANY_CONNECTIONS)  # of a daemon that is about to restart, or busy
-
-
 START = "start the daemon with `weft daemon` or `systemctl --user start weft`"
 
 
@@ -320,9 +318,11 @@ class _Connection:
         try:
             frame = encode({"id": 1, "verb": verb, **fields})
         except (ValueError, TypeError, OverflowError) as error:
-            raise RequestRefused(
-                ErrorCode.BAD_FIELD, f"{verb}: cannot be sent ({error}); use numbers, strings, lists and maps only"
-            ) from None
+            if isinstance(error, UnicodeEncodeError) and fields.keys() & {"job", "spec"} == {"job"}:
+                why = f"no job {fields['job']!r:.140}; `weft ps --all` lists them"
+                raise RequestRefused(ErrorCode.NO_SUCH_JOB, why) from None
+            why = f"{verb}: cannot be sent ({error}); use numbers, strings, lists and maps only"
+            raise RequestRefused(ErrorCode.BAD_FIELD, why) from None
         if len(frame) > MAX_CLIENT_FRAME_BYTES:
             raise RequestRefused(
                 ErrorCode.FRAME_TOO_LARGE,

@@ -152,7 +152,8 @@ class Daemon:
         flags = {option.removeprefix("--").replace("-", "_"): value for option, value in self._options.items()}
         settings = load_settings(flags, os.environ, None)  # what is wrong with one is told here, not by the daemon
         path = Path(self._runs_dir or settings.runs_dir or "runs")
-        return (path if path.is_absolute() else Path(working_directory(), path)).resolve()
+        path = (path if path.is_absolute() else Path(working_directory(), path)).resolve()
+        return load_settings({"runs_dir": path}, {}, None).runs_path
 
     def _wait_until_it_answers(self, client: Client) -> None:
         deadline = time.monotonic() + self._start_seconds

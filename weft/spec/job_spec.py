@@ -20,7 +20,7 @@ from weft.spec.field_errors import explain, shown, shown_key
 from weft.spec.schedule_text import read_grid_file
 from weft.spec.section import MAX_COUNT, Section
 from weft.spec.source import MAX_ARGS_DEPTH as MAX_ARGS_DEPTH
-from weft.spec.source import read_source, working_directory
+from weft.spec.source import check_utf8, read_source, working_directory
 from weft.spec.strategy import TRAINED_AXES
 from weft.spec.strategy import Strategy as Strategy
 
@@ -77,16 +77,15 @@ class JobSection(Section):
     @field_validator("entry")
     @classmethod
     def _entry_has_two_parts(cls, value: str) -> str:
-        path, colon, function = value.rpartition(":")
-        plain = value.isprintable() and is_unicode(value)
-        if not colon or not path.endswith(".py") or not function.isidentifier() or not plain:
+        path, colon, function = check_utf8(value).rpartition(":")
+        if not colon or not path.endswith(".py") or not function.isidentifier() or not value.isprintable():
             raise ValueError(f"{value!r} is not FILE.py:FUNCTION; write for example 'digits.py:workload'")
         return value
 
     @field_validator("resume_from")
     @classmethod
     def _resume_from_is_a_path(cls, value: str | None) -> str | None:
-        if value is not None and (not value or "\0" in value or not is_unicode(value)):
+        if value is not None and (not check_utf8(value) or "\0" in value):
             raise ValueError(f"{value!r:.80} is no path; give a checkpoint, or the run directory of a job that has one")
         return value
 
@@ -236,7 +235,7 @@ class JobSpec(Section):
     @field_validator("directory")
     @classmethod
     def _directory_is_absolute(cls, value: str) -> str:
-        if not value.startswith("/") or "\0" in value or not is_unicode(value):
+        if not check_utf8(value).startswith("/") or "\0" in value:
             raise ValueError(f"{value!r:.80} is not absolute; leave it out, and load sets it to the spec's own")
         return value
 

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from weft.spec.field_errors import SpecError, explain, shown
+from weft.spec.source import check_utf8
 
 # HOST:PORT; an IPv6 address may stand in brackets, as in a URL
 _ADDRESS = re.compile(r"(?:\[(?P<ipv6>[^\[\]]*:[^\[\]]*)\]|(?P<host>[^\[\]]*)):(?P<port>[0-9]+)")
@@ -77,9 +78,11 @@ class Settings(BaseModel):
         if value is not None and "\0" in str(value):
             raise ValueError(f"{str(value)!r:.80} holds a NUL, which no path does; write another")
         try:
-            return value and value.absolute()
+            path = value and value.absolute()
         except FileNotFoundError as error:
             raise ValueError(f"{value} stands in a directory that is gone; write an absolute path") from error
+        check_utf8(str(path))
+        return path
 
     @field_validator("metrics")
     @classmethod

@@ -42,6 +42,15 @@ def working_directory() -> str:
         raise SpecError("the working directory is gone; change to one that is there") from None
 
 
+def check_utf8(path: str) -> str:
+    """The path. Errors: ValueError where it has other bytes: no spec can name it, and no message."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{path!r:.160} has bytes that are not UTF-8; give another path, or rename it") from None
+    return path
+
+
 def python_function(source: str | Path) -> tuple[str, str]:
     """The Python file that a source names, and the function of it; ("", "") of a TOML file."""
     file, _, function = str(source).rpartition(":")
