@@ -17,6 +17,7 @@ import typer.main
 
 from weft.cli import exits
 from weft.cli.verbs.app import app
+from weft.client.result import RESULT
 from weft.spec.job_spec import JobSpec
 
 FOLDER = Path(__file__).resolve().parent
@@ -27,12 +28,12 @@ def pages() -> dict[str, str]:
 
 
 def cli_page() -> str:
-    """Every verb with its arguments, options and example, then the exit codes."""
+    """Every verb with its arguments, options and example, then the result line and the exit codes."""
     group: Any = typer.main.get_command(app)
     lines = [
         "# The `weft` command",
         "",
-        "Made by `python docs/generate.py` from `weft/cli/verbs/app.py` and `weft/cli/exits.py`.",
+        "Made by `python docs/generate.py` from `weft/cli/verbs`, `weft/client/result.py` and `weft/cli/exits.py`.",
         "",
     ]
     lines += [
@@ -45,6 +46,13 @@ def cli_page() -> str:
         if rows:
             lines += ["| | |", "| --- | --- |", *rows, ""]
         lines += [command.epilog.replace("Example: ", "Example: `", 1) + "`", ""]
+    lines += [
+        "## The result",
+        "",
+        "The line of JSON that `run`, `wait` and `submit -f` print with `--json`. What does not apply is null.",
+        "",
+    ]
+    lines += ["| | |", "| --- | --- |", *(f"| `{key}` | {text} |" for key, text in RESULT.items()), ""]
     codes = (exits.__doc__ or "").partition("\n\n")[2].rstrip()
     return "\n".join([*lines, "## Exit codes", "", "```", codes, "```", ""])
 

@@ -56,6 +56,9 @@ RESULT = {
     "model": "/runs/digits-1/model.safetensors",
     "exit_code": 0,
     "error": None,
+    "exception": None,
+    "stopped": None,
+    "best": None,
 }
 SHOWN = JOB | RESULT | {"state": "queued", "plan": None, "lanes": {}, "spec": {}}
 PROGRESS = {
@@ -165,6 +168,30 @@ def test_submit_follow_keeps_stdout_for_the_id(runtime: Path, spec: Path, daemon
     done = weft(runtime, "submit", spec, "-f")
     assert (done.returncode, done.stdout) == (17, "digits-1\n")
     assert "digits-1 failed (user-error) after 12.0 s" in done.stderr
+
+
+FAILED: dict[str, Any] = {
+    "state": "failed",
+    "reason": "user-error",
+    "exception": "ValueError",
+    "error": "Traceback\nValueError: no such class",
+    "exit_code": 17,
+}
+
+
+@pytest.mark.parametrize("verb", ["wait", "submit"])
+def test_the_json_of_a_failed_job_says_why_though_its_log_has_said_so(
+    runtime: Path, spec: Path, daemon: Any, verb: str
+) -> None:
+    """A script that waited for it got `user-error`, and nothing to tell people."""
+    told = log("".join(f"12:00:00 {line}\n" for line in FAILED["error"].splitlines()))
+    daemon({"submit": [[SUBMITTED]], "follow": [[told, ended(**FAILED)]], "wait": [[ended(**FAILED)]]})
+    arguments = ["wait", "digits-1"] if verb == "wait" else ["submit", spec, "-f"]
+    done = weft(runtime, *arguments, "--json")
+    assert done.returncode == 17
+    result = json.loads(done.stdout)
+    assert {key: result[key] for key in FAILED} == FAILED
+    assert done.stderr.count("no such class") == (verb == "submit")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
@@ -498,7 +525,9 @@ def test_reference_of_a_workload_that_raises_is_a_failed_result(runtime: Path, s
     assert done.returncode == 1
     result = json.loads(done.stdout)
     assert (result["state"], result["reason"], result["model"]) == ("failed", "user-error", None)
-    assert "no data here" in done.stderr
+    assert (result["exception"], result["exit_code"]) == ("RuntimeError", 1)
+    assert "no data here" in result["error"]
+    assert done.stderr.count("RuntimeError: no data here") == 1
 
 
 @pytest.mark.days(2)
@@ -510,7 +539,7 @@ def test_reference_of_a_workload_that_exits_is_a_failed_result(runtime: Path, sp
     done = weft(runtime, "run", spec, "--reference", "--runs-dir", tmp_path / "runs")
     assert done.returncode == 3
     assert "the job's code called exit(3); it must return, or raise an exception" in done.stderr
-    assert "failed (user-error)" in done.stdout
+    assert "failed (user-error SystemExit)" in done.stdout
 
 
 def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,8 +107,11 @@ def test_an_error_that_the_log_has_told_is_not_told_again() -> None:
     error = "Traceback (most recent call last):\n  line 3\nValueError: no"
     log = [{"log": "".join(f"12:00:00 {line}\n" for line in error.splitlines()), "offset": 9}]
     ended = {"result": RESULT | {"state": "failed", "error": error}}
-    assert follow([*log, ended], io.StringIO(), io.StringIO())["error"] is None
-    assert follow([{"log": "12:00:00 failed\n", "offset": 3}, ended], io.StringIO(), io.StringIO())["error"] == error
+    told = follow([*log, ended], io.StringIO(), io.StringIO())
+    assert (told["error"], told["error_told"]) == (error, True)
+    untold = follow([{"log": "12:00:00 failed\n", "offset": 3}, ended], io.StringIO(), io.StringIO())
+    assert untold["error"] == error
+    assert "error_told" not in untold
 
 
 # the class of a notebook's streams, as ipykernel has it

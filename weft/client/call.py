@@ -81,9 +81,9 @@ def run(
     with entry_of(workload) as (directory, entry):
         spec = _spec_of(directory, table | {"entry": entry}, axes, checkpoint_every)
         with _client(socket, daemon, spec.strategy) as client:
-            result, shown = run_in_foreground(client, spec, job)
+            result, _ = run_in_foreground(client, spec, job)
     if result["state"] != "completed":
-        raise JobFailed(result | {"error": shown["error"]})
+        raise JobFailed(result)
     return Trained.of(result)
 
 

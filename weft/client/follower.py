@@ -27,7 +27,7 @@ BAR_CELLS = 24  # arbitrary, of the bar in that line
 def follow(events: Iterable[Message], log: TextIO, progress: TextIO | None = None) -> Message:
     """Shows events until the last one, which is the result. log, progress: where each of the two goes; unset: stderr.
 
-    The result is without its `error` where the log has told that: nobody wants to read a traceback twice.
+    The result has `error_told` where the log has told its `error`: nobody wants to read a traceback twice.
     """
     result: Message = {}
     validation: Message | None = None
@@ -45,7 +45,7 @@ def follow(events: Iterable[Message], log: TextIO, progress: TextIO | None = Non
             elif "result" in event:
                 result = event["result"]
     lines = (result.get("error") or "").rstrip().splitlines()
-    return result | {"error": None} if lines and lines[-1][-MAX_PARTIAL_CHARS // 2 :] in told_last else result
+    return result | {"error_told": True} if lines and lines[-1][-MAX_PARTIAL_CHARS // 2 :] in told_last else result
 
 
 def _view(log: TextIO, progress: TextIO) -> _Lines | _Bar:

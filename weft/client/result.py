@@ -11,19 +11,25 @@ from typing import Any
 
 from weft.transport.wire.frames import Message
 
-RESULT_KEYS = (
-    "job",
-    "state",
-    "reason",
-    "steps",
-    "loss",
-    "validation",
-    "seconds",
-    "iteration_seconds",
-    "limit_seconds",
-    "run_dir",
-    "model",
-)
+RESULT = {  # the keys of the line, and for the documentation what they say
+    "job": "its id",
+    "state": "`completed`, `failed` or `cancelled`",
+    "reason": "of one that is not completed, such as `user-error`",
+    "exception": "the name of what its code raised",
+    "error": "why it failed: a sentence, or the traceback",
+    "exit_code": "what the command exits with",
+    "steps": "training steps that are done",
+    "loss": "of the last of them; null where it was not finite",
+    "validation": "the newest means over the validation data, by name",
+    "stopped": "a sentence, where it was completed before its last step",
+    "seconds": "that it took",
+    "iteration_seconds": "the median",
+    "limit_seconds": "the speed limit of its graph in the same iterations",
+    "run_dir": "its directory",
+    "model": "the file with the trained weights",
+    "best": "the file with those that a validation has found the best, where the job keeps them",
+}
+RESULT_KEYS = tuple(RESULT)
 
 
 def to_json(value: Any) -> str:

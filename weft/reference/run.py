@@ -51,6 +51,7 @@ def run_reference(spec: JobSpec, *, threads: int, runs_dir: Path, compiled: Path
         result |= {
             "state": "failed",
             "reason": fault.reason,
+            "exception": fault.exception or None,
             "error": fault.message,
             "exit_code": fault.exit_code,
         }

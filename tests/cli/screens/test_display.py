@@ -156,7 +156,8 @@ def test_the_end_of_a_run_tells_state_metrics_lanes_and_files() -> None:
 def test_a_failed_run_tells_what_is_known_of_it_and_no_more() -> None:
     unknown = dict.fromkeys(("iteration_seconds", "limit_seconds", "model", "loss", "validation"))
     stream = io.StringIO()
-    failed = RESULT | unknown | {"state": "failed", "reason": "user-error", "error": None, "run_dir": "/runs/digits-1"}
+    told = {"error": "a traceback", "error_told": True}
+    failed = RESULT | unknown | told | {"state": "failed", "reason": "user-error", "run_dir": "/runs/digits-1"}
     result_page(make_console(stream), failed, {})
     assert [line.rstrip() for line in stream.getvalue().splitlines()] == [
         "digits-1 failed (user-error) after 12.0 s",

@@ -108,7 +108,7 @@ def show_page(console: Console, shown: Message, now: float) -> None:
 def result_page(console: Console, result: Message, lanes: Mapping[str, Mapping[str, float]]) -> None:
     """The end of `weft run`: state, validation metrics, where the time went, and the files."""
     console.print(plain_text(ended_sentence(result)))
-    if result.get("error"):
+    if result.get("error") and not result.get("error_told"):
         console.print(plain_text(result["error"]))
     if lanes:
         console.print(lanes_table(lanes))

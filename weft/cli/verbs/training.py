@@ -59,7 +59,7 @@ def run(
 
         compiled = load_settings({}, os.environ, None).compiled_path
         result = run_reference(job_spec, threads=threads or 1, runs_dir=runs_dir or Path("runs"), compiled=compiled)
-        result |= {"error": None}  # it stands on stderr
+        result |= {"error_told": True}  # on stderr
         lanes: Message = {}
     else:
         from weft.client.embedded import Daemon
