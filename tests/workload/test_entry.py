@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
+import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,8 @@ import pytest
 import torch
 
 from weft.spec.job_spec import JobSpec
-from weft.workload.entry import files_of_job, foreign_modules, load_workload, unload
+from weft.workload.entry import LOADED_BEFORE, files_of_job, foreign_modules, load_workload, unload
+from weft.workload.faults import fault_of
 from weft.workload.workload import Workload, WorkloadError
 
 SOURCE = """
@@ -250,3 +254,42 @@ def test_a_result_that_is_no_whole_workload_is_refused_by_field(write: Write, re
     source = SOURCE.replace("def workload(", "def made(") + f"\ndef workload():\n    return {result}\n"
     with pytest.raises(WorkloadError, match=text):
         load_workload(write(source))
+
+
+ONCE = """
+if hasattr(sys, "done_by_a_job"):
+    raise RuntimeError("done before")
+sys.done_by_a_job = True
+"""
+
+
+@pytest.mark.parametrize("where", ["the file", "the function"])
+def test_an_error_that_only_a_later_load_has_tells_that_there_are_several(
+    write: Write, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    # `multiprocessing.set_start_method` at the top of a file failed with a traceback that gave no hint why.
+    monkeypatch.setattr(sys, "done_by_a_job", True, raising=False)
+    del sys.done_by_a_job  # type: ignore[attr-defined]
+    once = ONCE if where == "the file" else textwrap.indent(ONCE, "    ")
+    head, call = SOURCE.split("    model =")
+    source = f"import sys\n{once}{SOURCE}" if where == "the file" else f"import sys{head}{once}    model ={call}"
+    spec = write(source)
+    load_workload(spec)
+    with pytest.raises(RuntimeError, match="done before") as caught:
+        load_workload(spec)
+    assert fault_of(caught.value).message.endswith(f"RuntimeError: done before\n{LOADED_BEFORE}\n")
+
+
+def test_an_error_of_an_edit_does_not(write: Write) -> None:
+    load_workload(write())
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError) as caught:
+            load_workload(write(SOURCE + "1 / 0\n"))
+        assert LOADED_BEFORE not in fault_of(caught.value).message
+
+
+@pytest.mark.slow(seconds=5)
+def test_what_the_documentation_has_for_that_can_be_run_several_times() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "your-model.md").read_text(encoding="utf-8")
+    (block,) = [each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "set_start_method" in each]
+    subprocess.run([sys.executable, "-c", f"for _ in range(3): exec({block!r}, {{}})"], check=True)

@@ -24,7 +24,7 @@ from torch import nn
 from weft.spec.job_spec import JobSpec, SpecError, is_unicode
 from weft.spec.presets import AUTO
 from weft.spec.source import ENTRY_MODULE
-from weft.workload.building import Sink, numbered
+from weft.workload.building import NeedsValuesError, Sink, numbered
 from weft.workload.code.installed import is_installed
 from weft.workload.code.torchs_own import put_back
 from weft.workload.compiling.compiled import compile_units
@@ -36,6 +36,13 @@ from weft.workload.units import is_cut_by_calls
 from weft.workload.workload import Workload, WorkloadError, kind_of
 
 MAX_NAMES = 8  # of functions, in a message: a line's worth
+LOADED_BEFORE = (
+    "The same file has run in this process before, without this error: Weft runs a job's file, and calls its function, "
+    "several times in a process. Where the error comes of that, let what can be done but once look whether it is done"
+)
+_newest: dict[
+    Path, tuple[int, ...]
+] = {}  # the file that was loaded last in this process, and what tells it from an edit
 
 
 def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
@@ -52,7 +59,7 @@ def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
         spec.check_files()
     except SpecError as error:
         raise WorkloadError(str(error)) from None
-    with _import_settings(spec.directory), numbered(sink):
+    with _import_settings(spec.directory), numbered(sink), _once_more(spec.entry_file):
         seed_all(spec.job.seed)
         function = _entry_function(spec, _import_entry(spec.entry_file))
         _check_arguments(function, spec)
@@ -123,6 +130,25 @@ def _import_settings(directory: str) -> Iterator[None]:
         sys.dont_write_bytecode = writes_nothing
         with contextlib.suppress(ValueError):  # the user's code may have taken it away
             sys.path.remove(directory)
+
+
+@contextlib.contextmanager
+def _once_more(path: Path) -> Iterator[None]:
+    """Tells of an error that a load before it, of the same file in this process, did not have."""
+    found = path.stat()
+    state = found.st_mtime_ns, found.st_size, found.st_ino
+    try:
+        yield
+    except NeedsValuesError:  # it is loaded once more for that
+        _newest.clear()
+        _newest[path] = state
+        raise
+    except Exception as error:
+        if _newest.get(path) == state and isinstance(getattr(error, "__notes__", []), list):  # a user's own may be any
+            error.add_note(LOADED_BEFORE)
+        raise
+    _newest.clear()
+    _newest[path] = state
 
 
 def _import_entry(path: Path) -> ModuleType:
