@@ -243,6 +243,15 @@ CASES: Mapping[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
             SAME_CALLS,
         ],
     ),
+    "a line that draws, in some batches": (  # it was told that other modules had been called
+        flow("self.three(self.two(self.one(x)))", "self.three(torch.dropout(self.two(self.one(x)), 0.5, True))"),
+        {"stages": 2, "split": ["three"]},
+        [
+            "three, with which a stage begins, is called with the result of dropout at line.py:",
+            " before training; the stage runs that line, and cannot here: the result of dropout at line.py:",
+            " is drawn at random; make one nn.Module of the line and the `if` around it, which is called for every",
+        ],
+    ),
     "a gradient that nobody awaits": (  # it was dropped
         flow("self.three(self.two(self.one(x)).detach() + 0)", "self.three(self.two(self.one(x)) + 0)"),
         {"stages": 2, "split": ["three"]},

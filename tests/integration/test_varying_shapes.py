@@ -105,3 +105,43 @@ def test_replicas_read_what_has_grown(with_devices: Any, share: str, microbatche
     losses = [row["loss"] for row in metrics_rows(result["run_dir"]) if "loss" in row]
     assert losses == pytest.approx(expected.losses, rel=1e-3)
     assert "loader-0: slots have grown" in log
+
+
+SCALED = """
+import torch, weft
+from torch import nn
+from torch.nn.functional import mse_loss
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        y = self.b(self.a(x))
+        if len(x) < 2 or x[0, 0] > 0.5:  # the ragged last batch, and some that no inspection has seen
+            y = y * x.abs()
+            y += 1
+        return self.head(y)
+
+def workload():
+    torch.manual_seed(0)
+    x = torch.randn(22, 4)
+    return weft.Workload(Net(), {"x": x, "y": x[:, 1:2].clone()}, step=lambda m, b: mse_loss(m(b["x"]), b["y"]),
+                         validation={"x": x[:7], "y": x[:7, 1:2]},
+                         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"recompute": True}, {"schedule": "zero-bubble"}, {"stages": 3, "split": ["b", "head"]}],
+    ids=str,
+)
+def test_a_line_before_a_stage_that_only_some_batches_run_is_run_by_that_stage(
+    daemon: Any, how: dict[str, Any]
+) -> None:
+    """The job ended at the first batch that ran it."""
+    strategy = {"stages": 2, "split": ["head"], "microbatches": 2} | how
+    assert same_as_the_plain_loop(daemon, daemon.spec(SCALED, strategy=strategy, batch_size=4, epochs=2, seed=3))

@@ -24,7 +24,7 @@ from torch import nn
 from weft.plan.plan import Border
 from weft.workload.cutting.calls import CallNumbers, Seed
 from weft.workload.cutting.leaves import places_in, replaced, tensors_in
-from weft.workload.cutting.loose import LooseNames, LooseResults, is_loose
+from weft.workload.cutting.loose import Lines, LooseNames, LooseResults, is_loose
 from weft.workload.cutting.modes import look_at_assigned_data
 from weft.workload.cutting.names import KeptMemory, call_name, is_argument, names_by_place, slots_of
 from weft.workload.cutting.placeholder import Placeholder, refuse_kept, resolved, sendable
@@ -170,6 +170,7 @@ class CutStep:
         playing.tape = self._tape = self._tape_of(step, batch)
         playing.run = object()
         playing.redraws, playing.keeps = self._skipped.redraws.get("", ()), self._has_in_model
+        playing.lines = None if self._is_inside else Lines()
         self._started, self.skipping_seconds = time.perf_counter(), 0.0
         try:
             self.numbers.begin(seed)
@@ -184,7 +185,8 @@ class CutStep:
             raise
         finally:
             self.numbers.end()
-            playing.tape, playing.run, playing.redraws, playing.keeps, self._tape = None, None, (), None, None
+            playing.tape = playing.run = playing.keeps = playing.lines = self._tape = None
+            playing.redraws = ()
             self._skipped.end_run()
             self.bound = [(each, each.came) for each in self._known.values() if each.came is not None]
             for placeholder, _ in self.bound:
@@ -203,7 +205,7 @@ class CutStep:
         if unknown is None:
             return result
         missing = next((name.rpartition(":")[0] for name in self._receives if name not in self._came), None)
-        why = f"{missing} was not called" if missing else "other modules were called"
+        why = f"{missing} was not called" if missing else "other modules were called, or other lines ran"
         raise OtherCallsError(
             f"the step returns {unknown.what}, which needs what no other stage has sent: before {self._first} {why}, "
             f"unlike when the step was tried before training; {_SAME_CALLS}"
@@ -257,10 +259,11 @@ class CutStep:
             return self._again(visible, forward, args, kwargs)
         occurrence = self._occurrences[visible] = self._occurrences.get(visible, -1) + 1
         if visible.kind is not CallKind.OPAQUE:
-            is_of_shapes = visible in self._shapes_alone and not self._is_inside and not playing.redraws
+            is_of_shapes = visible in self._shapes_alone and playing.lines is not None and not playing.redraws
             known = args[0] if args else None
             if is_of_shapes and isinstance(known, Placeholder) and not known.is_kept:  # else there is nothing to recall
                 result = answered(visible, (args, kwargs), lambda: forward(*args, **kwargs))
+                playing.lines.note(forward, (args, kwargs), result)
             else:
                 result = forward(*args, **kwargs)
             if visible.name in self._making and (call := call_name(visible.name, occurrence)) in self._makers:
@@ -336,6 +339,8 @@ class CutStep:
             if isinstance(tensor, Placeholder) and tensor.came is None:
                 tensor.comes(self._came[name])
                 self._known[name] = tensor
+        self._known |= self._unseen(playing.lines.computed, given, self._begins)
+        playing.lines = None
         return replaced(given[0], resolved), replaced(given[1], resolved)
 
     def _substitute(self) -> None:

@@ -91,6 +91,11 @@ def writes_numbers(func: Callable[..., Any]) -> bool:
     return writes(name) and (getattr(func, "__self__", func).__name__ if is_set else name) not in _NO_NUMBERS
 
 
+def generators() -> list[torch.Tensor]:
+    """States of torch's own ones."""
+    return [each.get_state() for each in (torch.default_generator, *torch.cuda.default_generators)]
+
+
 def user_line() -> str:
     """File and line of whoever called torch: the innermost that is neither torch nor Weft; there is none in a backward
     between two hooks."""

@@ -170,7 +170,10 @@ class Placeholder(Renewed):
             _draw(func, given)
         if any(each.is_kept for each in unknown):
             return _on_kept(func, given, unknown)
-        return answered(func, given, lambda: _on_fakes(func, given, unknown))
+        result = answered(func, given, lambda: _on_fakes(func, given, unknown))
+        if playing.lines is not None:
+            playing.lines.note(func, given, result)
+        return result
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:  # type: ignore[override]

@@ -18,7 +18,15 @@ from weft.workload.cutting.leaves import places_in, tensors_in
 from weft.workload.cutting.loose import LooseNames, made_by
 from weft.workload.cutting.modes import aside
 from weft.workload.cutting.names import argument_name, call_name, memory_of, named_tensors, output_name
-from weft.workload.cutting.operation import asks_for_numbers, is_check, name_of, result_of, user_line, writes_numbers
+from weft.workload.cutting.operation import (
+    asks_for_numbers,
+    generators,
+    is_check,
+    name_of,
+    result_of,
+    user_line,
+    writes_numbers,
+)
 from weft.workload.cutting.placeholder import KNOWN
 from weft.workload.cutting.recorded import Recorded
 from weft.workload.cutting.regions import Fed, Read, Regions
@@ -180,9 +188,9 @@ class StepRecording(TorchFunctionMode):
                 f"the step calls backward() at {user_line()}; leave it out, as what the optimizer does: Weft "
                 "differentiates the loss that the step returns"
             )
-        before = _generators()
+        before = generators()
         result = func(*args, **kwargs)
-        has_drawn = not all(map(torch.equal, before, _generators()))
+        has_drawn = not all(map(torch.equal, before, generators()))
         made = made_by(func, args, result)
         if not made and _is_quiet(func):
             return result
@@ -288,11 +296,6 @@ def _refuse_update(optimizer: Any, args: Any, kwargs: Any) -> NoReturn:
 def _is_alike(given: torch.Tensor, made: torch.Tensor) -> bool:
     """Whether it may stand for what was made, where gradients go, too."""
     return given.shape == made.shape and given.dtype is made.dtype and given.requires_grad <= made.requires_grad
-
-
-def _generators() -> list[torch.Tensor]:
-    """States of torch's own ones."""
-    return [each.get_state() for each in (torch.default_generator, *torch.cuda.default_generators)]
 
 
 def _kind_of_item(visible: Visible) -> tuple[str, type] | None:

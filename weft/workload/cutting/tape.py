@@ -133,6 +133,7 @@ class _Playing(threading.local):
     run: object | None = None  # another one for each
     redraws: Collection[str] = ()  # names of operations that draw their numbers though nobody has what they are of
     keeps: Callable[[torch.Tensor], bool] | None = None  # whether the model keeps a tensor from run to run
+    lines: Any = None  # Lines of the run, as long as a stage's own call has not begun
     lost: list[tuple[torch.Tensor, type[torch.Tensor]]] | None = None  # of a trial, those that have lost their numbers
 
 
@@ -149,12 +150,12 @@ def answered(asker: object, given: Any, compute: Callable[[], Any]) -> Any:
 
 def alone(compute: Callable[..., Made], *args: Any) -> Made:
     """Beside the run: nothing of it is kept, nothing is drawn."""
-    before = playing.tape, playing.redraws
-    playing.tape, playing.redraws = None, ()
+    before = playing.tape, playing.redraws, playing.lines
+    playing.tape, playing.redraws, playing.lines = None, (), None
     try:
         return compute(*args)
     finally:
-        playing.tape, playing.redraws = before
+        playing.tape, playing.redraws, playing.lines = before
 
 
 @contextlib.contextmanager
