@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 MAX_SAMPLES = 8
+TRIED_STEP = "in the step, tried before training"
+TRIED_BACKWARD = "in backward of the step, tried before training"
 
 _MARK = "weft: "  # tells our notes from the user's own
 

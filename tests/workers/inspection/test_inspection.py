@@ -437,6 +437,50 @@ def test_what_the_users_code_raises_passes_unchanged() -> None:
         inspect(workload_of(nn.Linear(3, 2), loss=loss), spec_of())
 
 
+class Raises(torch.autograd.Function):
+    """From a call on, in a forward or in a backward."""
+
+    left = 0
+
+    @staticmethod
+    def count() -> None:
+        Raises.left -= 1
+        if Raises.left < 0:
+            raise RuntimeError("boom")
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, is_forward: bool) -> torch.Tensor:
+        if is_forward:
+            Raises.count()
+        ctx.is_forward = is_forward
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        if not ctx.is_forward:
+            Raises.count()
+        return gradient, None
+
+
+@pytest.mark.parametrize("is_forward", [True, False], ids=["forward", "backward"])
+@pytest.mark.parametrize("calls", [0, 2])  # without: in the run that is looked at, or in those that are timed
+def test_what_a_model_raises_that_is_cut_by_its_own_forward_is_told_with_its_place(
+    calls: int, is_forward: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error in backward had none, where a plain nn.Sequential tells the unit."""
+
+    class Whole(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = Raises.apply(super().forward(x), is_forward)
+            return made
+
+    monkeypatch.setattr(Raises, "left", calls)
+    with pytest.raises(RuntimeError, match="boom") as caught:
+        inspect(workload_of(Whole(nn.Linear(3, 2))), spec_of())
+    where = "in the step" if is_forward else "in backward of the step"
+    assert caught.value.__notes__ == [f"weft: {where}, tried before training"]
+
+
 @pytest.mark.parametrize("steps", [None, 1])
 def test_every_size_that_occurs_is_looked_at_and_a_quarter_of_the_largest(steps: int | None) -> None:
     seen: set[int] = set()

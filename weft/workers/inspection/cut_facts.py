@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.plan.error_places import within
+from weft.plan.error_places import TRIED_BACKWARD, TRIED_STEP, within
 from weft.spec.job_spec import JobSpec
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
@@ -53,7 +53,6 @@ from weft.workload.step import step_source, step_values, training_step, validati
 from weft.workload.workload import Workload
 
 HEAD_SLACK = 256  # bytes: a head's length depends on the numbers in it
-_PLACE = "in the step, tried before training"
 
 
 def inspect_batches(
@@ -196,7 +195,7 @@ class CutInspection:
         recording = StepRecording(self._model)
         tensors, skeleton = flatten(batch)
         own = [tensor.clone() for tensor in tensors]
-        with self._device.drawing, self._precision(), within(_PLACE, innermost=True):
+        with self._device.drawing, self._precision(), within(TRIED_STEP, innermost=True):
             recorded = recording.run(step, build(skeleton, own), partial(self._seed, looks=True))
         self._draws.look()
         if self._others.look():  # what it calls may depend on that
@@ -227,7 +226,7 @@ class CutInspection:
         values = self._results(recorded.result)
         if self._learns:
             before = StateBefore(self._model)
-            with recording.installed_again(self._seed):
+            with within(TRIED_BACKWARD, innermost=True), recording.installed_again(self._seed):
                 torch.autograd.backward(values["loss"])
             self._backward_changes += before.changed()
         outcome = TrialOutcome.of(self._model, values, self._changing, learns=self._learns)
@@ -286,7 +285,7 @@ class CutInspection:
             self._states.evaluating(),
             self._device.drawing,
             self._precision(),
-            within(_PLACE, innermost=True),
+            within(TRIED_STEP, innermost=True),
             calls.installed() as numbers,
             numbers.running(self._seed),
         ):

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from weft.plan.error_places import TRIED_BACKWARD, TRIED_STEP, add_place
 from weft.workers.compute.backward.hand_back import HandBack
 from weft.workers.compute.backward.saved import SavedBytes, refuses_to_be_noted
 from weft.workers.compute.backward.split import SplitBackward
@@ -191,7 +192,7 @@ class CutTrial:
             ]
             stage.given = [None if leaf is None else leaf.clone() for leaf in stage.leaves]
             versions = _versions(stage.given)
-            with _blaming(number), _with_attributes(stage.attributes), stage.step.installed():
+            with _blaming(number, TRIED_STEP), _with_attributes(stage.attributes), stage.step.installed():
                 seconds, result = self._device.timed(partial(self._run, number, batch, seed))
             self.forward_seconds[number] = max(1e-9, seconds - stage.step.skipping_seconds)
             for i, (value, before, after) in enumerate(
@@ -242,7 +243,7 @@ class CutTrial:
             stage.step.rebind(stage.bound)
             differentiate = self._in_two_parts if self.splits else self._at_once
             with (
-                _blaming(number),
+                _blaming(number, TRIED_BACKWARD),
                 _with_attributes(stage.attributes),
                 stage.step.installed(),
                 stage.step.numbers.running_again(seed),
@@ -374,8 +375,9 @@ def _differentiate(roots: Sequence[_Root]) -> None:
 
 
 @contextlib.contextmanager
-def _blaming(number: int) -> Iterator[None]:
+def _blaming(number: int, place: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        add_place(error, place, innermost=True)
         raise StageError(number) from error
