@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import msgpack
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from weft.cli.recordings.edited_file import reads_recording
 from weft.cli.verbs.app import app
 from weft.metrics.recording.recording import Recording
 from weft.plan.rows import packed_rows
@@ -296,3 +298,59 @@ def test_a_file_that_is_no_profile_is_named(run_directory: Path) -> None:
     done = weft("trace", run_directory, "-o", "trace.json")
     assert done.exit_code == 2
     assert "profile-cpu-0.msgpack is no profile" in done.stderr
+
+
+EDITED: list[tuple[list[Any], Any]] = [
+    (["facts"], 3),
+    (["facts", "itinerary"], []),
+    (["facts", "itinerary", "steps"], None),
+    (["finished"], "x"),
+    (["packed"], []),
+    (["packed", "cpu-0/compute"], b"\1\2\3"),
+    (["tasks", 0, "lane"], None),
+    (["clock_ns"], "x"),
+]
+
+
+@pytest.mark.parametrize(("place", "value"), EDITED)
+def test_a_recording_that_somebody_has_edited_is_named_whatever_stumbles_over_it(
+    run_directory: Path, place: list[Any], value: Any
+) -> None:
+    """It ended the verb with the traceback of a TypeError."""
+    path = edited(run_directory, {tuple(place): value})
+    done = [weft(*each) for each in (["trace", path, "-o", "t.json", "--svg", "t.svg"], ["plot", path])]
+    assert any(each.exit_code for each in done)
+    for each in done:
+        assert each.exit_code in (0, 2), each.exception
+        assert each.exit_code == 0 or each.stderr.startswith(f"weft: {path} is no recording"), each.stderr
+
+
+@pytest.mark.parametrize("inspection", [None, {}, {"units": 3}])
+def test_what_if_names_it_as_well(run_directory: Path, inspection: Any) -> None:
+    spec = {"job": {"entry": "a.py:workload", "batch_size": 16, "steps": 12}, "directory": "/"}
+    path = edited(run_directory, {("spec",): spec, ("inspection",): inspection})
+    done = weft("whatif", path)
+    assert done.exit_code == 2, done.exception
+    assert done.stderr.startswith(f"weft: {path} is no recording as Weft writes them ("), done.stderr
+
+
+def edited(run_directory: Path, values: dict[tuple[Any, ...], Any]) -> Path:
+    """By where each stands."""
+    path = run_directory / "recording.msgpack"
+    wire = msgpack.unpackb(path.read_bytes(), strict_map_key=False)
+    for (*place, last), value in values.items():
+        part = wire
+        for key in place:
+            part = part[key]
+        part[last] = value
+    path.write_bytes(msgpack.packb(wire))
+    return path
+
+
+def test_a_fault_in_a_recording_that_the_daemon_has_written_stays_one() -> None:
+    @reads_recording
+    def verb(*, job: str) -> None:
+        raise KeyError(job)
+
+    with pytest.raises(KeyError):
+        verb(job="digits-1")

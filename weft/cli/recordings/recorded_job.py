@@ -36,7 +36,7 @@ class RecordedJob:
 
 def find_job(source: str) -> RecordedJob:
     """Leaves with a sentence where there is none, or its file is no recording."""
-    path = _file_of(source)
+    path = file_of(source)
     if path is not None:
         recording = _load(path)
         return RecordedJob(
@@ -61,7 +61,7 @@ def find_job(source: str) -> RecordedJob:
 
 def find_recording(source: str) -> tuple[Recording, Path]:
     """The recording and its run directory. Leaves with a sentence where there is none."""
-    path = _file_of(source) or Client().record(source)
+    path = file_of(source) or Client().record(source)
     return _load(path), path.parent
 
 
@@ -135,7 +135,7 @@ def until(recorded: RecordedJob) -> float:
     return time.time() if recorded.ended_at is None else recorded.ended_at
 
 
-def _file_of(source: str) -> Path | None:
+def file_of(source: str) -> Path | None:
     """None for what can only be a job's id."""
     if "/" not in source and not os.path.isfile(source):
         return None

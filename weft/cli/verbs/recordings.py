@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.exits import USAGE, guarded, leave
+from weft.cli.recordings.edited_file import reads_recording
 from weft.cli.verbs.completion import complete_job
 from weft.cli.verbs.options import STDOUT
 from weft.client.result import to_json
@@ -35,6 +36,7 @@ Source = Annotated[
 
 
 @guarded
+@reads_recording
 def trace(
     job: Source,
     output: Annotated[
@@ -86,6 +88,7 @@ def trace(
 
 
 @guarded
+@reads_recording
 def plot(
     job: Source,
     output: Annotated[

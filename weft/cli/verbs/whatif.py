@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.exits import guarded
+from weft.cli.recordings.edited_file import reads_recording
 from weft.cli.verbs.completion import complete_job
 from weft.cli.verbs.options import Json
 from weft.client.result import to_json
@@ -27,6 +28,7 @@ _SETTINGS_HELP = (
 
 
 @guarded
+@reads_recording
 def whatif(
     job: Annotated[
         str,
