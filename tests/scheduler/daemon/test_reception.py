@@ -272,6 +272,19 @@ def test_why_a_connection_ends_is_read_however_much_was_sent_behind_it(desk: Des
         assert guest.receive() == {}
 
 
+@pytest.mark.parametrize("hello", [(), (HELLO,)], ids=["after hello", "with hello"])
+def test_requests_before_a_bad_frame_are_answered_however_they_came(desk: Desk, hello: tuple[Message, ...]) -> None:
+    """Those that were read at once with it were neither run nor answered."""
+    with desk.connection() if hello else desk.guest() as guest:
+        requests = ({"id": number, "verb": "echo", "text": "on"} for number in (1, 2))
+        guest.socket.sendall(b"".join(map(encode, (*hello, *requests))) + b"\0\0\0\0")
+        if hello:
+            assert "hello" in guest.receive()
+        assert [guest.receive() for _ in range(2)] == [{"id": number, "ok": {"text": "on"}} for number in (1, 2)]
+        assert guest.receive()["error"]["code"] == "empty-frame"
+        assert guest.receive() == {}
+
+
 def test_a_frame_above_the_limit_is_told_so_to_a_client_that_sends_all_of_it_first(desk: Desk) -> None:
     with desk.guest() as guest:
         guest.send({"id": 1, "verb": "echo", "text": bytes(MAX_CLIENT_FRAME_BYTES)})

@@ -268,12 +268,15 @@ class Reception:
         await self._take_place(visit)
         frames = FrameReader(MAX_CLIENT_FRAME_BYTES, strict=True)
         waiting: list[Message] = []
+        bad: WireError | None = None  # behind what waits, and told once that is answered
         try:
             async with asyncio.timeout(self._bounds.hello_seconds):
                 while not waiting:
+                    if bad is not None:
+                        raise bad
                     if not (data := await visit.read()):
                         return
-                    waiting = frames.feed(data)
+                    waiting, bad = frames.take(data)
         except TimeoutError:
             raise ClientGone from None
         _check_hello(waiting.pop(0))
@@ -281,10 +284,12 @@ class Reception:
         while True:
             for request in waiting:
                 await self._answer(request, visit)
+            if bad is not None:
+                raise bad
             visit.stalls_since = time.monotonic() if frames.holds_part else None
             if not (data := await visit.read()):
                 return
-            waiting = frames.feed(data)
+            waiting, bad = frames.take(data)
 
     async def _take_place(self, visit: Visit) -> None:
         """Where all are taken, one who keeps the daemon waiting gives way. It shows in a moment who does."""
