@@ -39,7 +39,8 @@ def grid_of_rows(plan: Plan, rows: Mapping[Lane, Iterable[Row]]) -> str | None:
 
 
 def _titled(plan: Plan, schedule: Schedule) -> str:
-    title = f"{plan.schedule}, {schedule.num_stages} stages, {schedule.num_microbatches} microbatches"
+    stages, microbatches = schedule.num_stages, schedule.num_microbatches
+    title = f"{plan.schedule}, {stages} stage{'s' * (stages > 1)}, {microbatches} microbatch{'es' * (microbatches > 1)}"
     return drawn(schedule, title) + "\n"
 
 

@@ -67,6 +67,11 @@ def test_the_plan_says_what_it_gains_and_its_grid_gives_the_same_plan(plan_of: P
     assert replace(plan_of(unequal, schedule=grid, **how), notes=measured.notes).graph == measured.graph
 
 
+def test_one_of_them_is_called_one(plan_of: PlanOf, inspected: InspectedOf) -> None:
+    one = plan_of(inspected((1, 1), (9, 9)), schedule="measured", stages=2, microbatches=1, batch_size=8)
+    assert (planned_grid(one) or "").startswith("# measured, 2 stages, 1 microbatch\n")
+
+
 def test_where_no_order_is_faster_it_is_the_best_named_one(plan_of: PlanOf, inspected: InspectedOf) -> None:
     measured = plan_of(inspected((1, 1), (9, 9)), schedule="measured", stages=2, microbatches=4, batch_size=8)
     assert measured.notes == ("measured: no order was faster in the simulator than zero-bubble, so it is that",)
