@@ -38,11 +38,30 @@ def by_a_default(model: nn.Module) -> Callable[..., Any]:
     return lambda model, batch, loss=criterion: loss(model(batch)).mean()
 
 
+def decorated(model: nn.Module) -> Callable[..., Any]:
+    loss = criterion
+
+    @torch.autocast("cpu", enabled=False)
+    def step(model: nn.Module, batch: Any) -> Any:
+        return loss(model(batch)).mean()
+
+    return step
+
+
+class DecoratedTrainer(Trainer):
+    @torch.autocast("cpu", enabled=False)
+    def step(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        found: torch.Tensor = self.loss(self.model(batch)).mean()
+        return found
+
+
 STEPS: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
     "a variable": by_a_variable,
     "a default": by_a_default,
     "a global": lambda model: lambda model, batch: criterion(model(batch)).mean(),
     "an attribute": lambda model: Trainer(criterion, model).step,
+    "a variable of a decorated function": decorated,
+    "an attribute of a decorated method": lambda model: DecoratedTrainer(criterion, model).step,
     "a partial": lambda model: partial(lambda loss, model, batch: loss(model(batch)).mean(), criterion),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,32 +18,43 @@ def names_in(code: CodeType) -> set[str]:
     return set(code.co_names).union(*map(names_in, inner))
 
 
+def undecorated(value: Any) -> Any:
+    """The function that a decorator was given (`torch.no_grad()`, `torch.autocast`), or a class's own was made of."""
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    elif isinstance(value, property):
+        value = value.fget
+    return inspect.unwrap(value) if isinstance(value, FunctionType) else value
+
+
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     """By name: the variables around a function, the globals that it asks for, its defaults; of a method, these and the
     attributes of its object. Of what is installed nothing."""
-    match value:
-        case partial():
-            yield "func", value.func
-            yield from ((str(number), each) for number, each in enumerate(value.args))
-            yield from value.keywords.items()
-        case MethodType(__func__=FunctionType() as function):
-            own, names = getattr(value.__self__, "__dict__", {}), names_in(function.__code__)
-            yield from ((key, each) for key, each in own.items() if key in names)
-            yield function.__name__, function
-        case FunctionType() if not is_installed(Path(value.__code__.co_filename)):
-            for key, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+    match undecorated(value):
+        case partial() as made:
+            yield "func", made.func
+            yield from ((str(number), each) for number, each in enumerate(made.args))
+            yield from made.keywords.items()
+        case MethodType(__self__=owner, __func__=wrapper):
+            if isinstance(function := undecorated(wrapper), FunctionType):
+                names = names_in(function.__code__)
+                yield from ((key, each) for key, each in getattr(owner, "__dict__", {}).items() if key in names)
+                yield function.__name__, function
+        case FunctionType() as function if not is_installed(Path(function.__code__.co_filename)):
+            for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
                 try:
                     yield key, cell.cell_contents
                 except ValueError:  # nothing is in it yet
                     continue
-            yield from ((key, value.__globals__[key]) for key in names_in(value.__code__) & value.__globals__.keys())
-            yield from ((str(number), each) for number, each in enumerate(value.__defaults__ or ()))
-            yield from (value.__kwdefaults__ or {}).items()
+            known = function.__globals__
+            yield from ((key, known[key]) for key in names_in(function.__code__) & known.keys())
+            yield from ((str(number), each) for number, each in enumerate(function.__defaults__ or ()))
+            yield from (function.__kwdefaults__ or {}).items()
 
 
 def functions_from(value: Any, seen: set[int] | None = None) -> Iterator[FunctionType]:
     """Of the user's, that it calls or may call; itself the first."""
-    seen = set() if seen is None else seen
+    seen, value = set() if seen is None else seen, undecorated(value)
     if id(value) in seen or not isinstance(value, (partial, MethodType, FunctionType)):
         return
     seen.add(id(value))
