@@ -104,6 +104,10 @@ class Gate:
         """Lets whoever waits pass, and whoever comes later."""
         self.path.unlink(missing_ok=True)
 
+    def close(self) -> None:
+        """For whoever comes from now on."""
+        self.path.touch()
+
     def __str__(self) -> str:
         return str(self.path)
 

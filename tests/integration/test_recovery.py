@@ -115,12 +115,15 @@ def held_behind_a_snapshot(
     source: str = SOURCE,
     call: int = SECOND_CALL,
     arguments: Mapping[str, Any] = MappingProxyType({}),
+    others: Mapping[Any, int] = MappingProxyType({}),
     **job_fields: Any,
 ) -> Iterator[tuple[str, Any, Any]]:
     """(job, its spec, the gate at which it stands). sections: of the spec, beside [job] and [strategy]. call: of the
-    loss, in which the gate is. arguments: of the source, beside those of its gates."""
+    loss, in which the gate is. arguments: of the source, beside those of its gates. others: gates of the test's own, by
+    their calls."""
     first, second = daemon.gate(), daemon.gate()
-    gates = {"gates": [str(first), str(second)], "calls_at": [FIRST_CALL, call]}
+    calls = {first: FIRST_CALL, second: call, **others}
+    gates = {"gates": [*map(str, calls)], "calls_at": [*calls.values()]}
     given = gates | dict(arguments)
     spec = daemon.spec(source, strategy={"window": 16} | strategy, steps=STEPS, args=given, **job_fields)
     spec = type(spec).parse(spec.to_wire() | sections)

@@ -170,12 +170,16 @@ def test_of_a_job_that_is_cancelled_before_it_goes_on_a_spare_keeps_nothing(know
 
 @pytest.mark.slow(seconds=5)
 def test_a_job_that_is_given_up_leaves_no_spare(daemon: Any) -> None:
-    with held_behind_a_snapshot(daemon, PIPELINE, source=SOURCE) as (job, _, gate):
+    begin = daemon.gate()  # at which each later attempt stands: one that comes further than ever begins to count anew
+    begin.open()
+    with held_behind_a_snapshot(daemon, PIPELINE, source=SOURCE, others={begin: 1}) as (job, _, gate):
+        begin.close()
         spares = []
         for attempt in range(2, 5):
             spares.append(kill(daemon, job, LAST))
             if attempt < 4:
                 until_runs(daemon, job, attempt)
+        begin.open()
         gate.open()
         failed = daemon.client.wait(job, SECONDS)
         assert (failed["state"], failed["reason"]) == ("failed", "worker-lost")
