@@ -40,9 +40,7 @@ LOADED_BEFORE = (
     "The same file has run in this process before, without this error: Weft runs a job's file, and calls its function, "
     "several times in a process. Where the error comes of that, let what can be done but once look whether it is done"
 )
-_newest: dict[
-    Path, tuple[int, ...]
-] = {}  # the file that was loaded last in this process, and what tells it from an edit
+_newest: dict[Path, tuple[int, ...]] = {}  # the file that was loaded last, and what tells it from an edited one
 
 
 def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:

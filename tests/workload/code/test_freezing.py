@@ -53,6 +53,12 @@ class KeepsNorms(Plain):
         return self
 
 
+class Quantized(ByTrain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.zeros(2, dtype=torch.int8), requires_grad=False)
+
+
 def thawing(model: Any, batch: Any) -> Any:
     set_trained(model.body, True)
     return model(batch).mean()
@@ -79,3 +85,9 @@ def test_all_may_be_trained_where_a_function_says_later_what_is(
     model = kind()
     workload = Workload(model, [torch.zeros(2)], step=step, optimizer=torch.optim.Adam)
     assert trainable(workload) == {id(each) for each in list(model.parameters())[-count:]}
+
+
+def test_integers_are_never_trained() -> None:
+    model = Quantized()
+    workload = Workload(model, [torch.zeros(2)], step=plain, optimizer=torch.optim.Adam)
+    assert trainable(workload) == {id(each) for name, each in model.named_parameters() if name != "rows"}

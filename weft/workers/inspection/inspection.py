@@ -301,23 +301,14 @@ def _inspected(
     stepped = None if (update := on_host or on_device) is None else update.stepped
     scheduler = None if optimizer is None else make_scheduler(workload.scheduler, optimizer)
     return {
-        "units": ran.units,
-        "values": ran.values,
-        "cut_problems": ran.cut_problems,
-        "input": ran.input,
-        "target": ran.target,
-        "skipped_calls": ran.skipped_calls,
         "compiled": [name for name, _ in compiled_modules(workload)] if spec.strategy.compile else [],
         "compiled_calls": compiled_calls,
-        "draws": ran.draws,
-        "seeds_others": ran.seeds_others,
         "optimizer_draws": update is not None and update.draws,
-        "varying_shapes": [list(shape) for shape in ran.varying_shapes],
+        **ran.facts(),
         **_data_facts(batches),
         "load_seconds": ran.load_seconds * (len(sizes) * max(sizes) / sum(sizes) if is_one_of_many else 1.0),
         "update_seconds": 0.0 if update is None else update.seconds,
         "device_update_seconds": None if on_device is None else on_device.seconds,
-        "metrics": ran.metrics,
         "parameters": parameter_facts(
             workload.model, ran.users, optimizer, stepped, digests, changing, sample.sparse, required
         ),
@@ -331,7 +322,6 @@ def _inspected(
         "keeps_elsewhere": looks and keeps_elsewhere(workload, spec, batches, max(trained)),
         "unsaved": None if optimizer is None else unsaved(optimizer, scheduler, update),
         "copy_bytes_per_second": copy_bytes_per_second(torch.get_num_threads()),
-        "small_size": ran.small_size,
     }
 
 

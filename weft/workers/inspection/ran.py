@@ -40,6 +40,22 @@ class Ran:
     varying_shapes: Sequence[tuple[int, ...]] = ()
     changing: Sequence[str] = ()  # parameters that were seen to be changed by the step itself
 
+    def facts(self) -> dict[str, Any]:
+        """What of it is in the wire form of weft.plan.inspection.Inspection as it is here."""
+        return {
+            "units": self.units,
+            "values": self.values,
+            "cut_problems": self.cut_problems,
+            "small_size": self.small_size,
+            "input": self.input,
+            "target": self.target,
+            "metrics": self.metrics,
+            "skipped_calls": self.skipped_calls,
+            "draws": self.draws,
+            "seeds_others": self.seeds_others,
+            "varying_shapes": [list(shape) for shape in self.varying_shapes],
+        }
+
 
 class Ties:
     """What several units keep between them and forward changes, or may: two copies would drift apart, and so would two

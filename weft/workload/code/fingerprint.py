@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from weft.workload.code.functions import names_in
+from weft.workload.code.functions import contents_of, names_in
 from weft.workload.code.installed import is_installed
 
 MAX_VALUES: Final = 200_000  # arbitrary: a fraction of a second
@@ -191,7 +191,7 @@ class _Walk:
             self._take_all((name, function.__globals__[name]) for name in names)
         self._take_all((function.__defaults__, function.__kwdefaults__))
         for cell in function.__closure__ or ():
-            self._take_all(_of_cell(cell))
+            self._take_all(contents_of(cell))
 
     def _code(self, code: CodeType) -> None:
         self._add(code.co_code, *code.co_names, *code.co_varnames)
@@ -218,13 +218,6 @@ class _Walk:
 
 def _are_hooks(name: str, value: object) -> bool:
     return "hooks" in name and isinstance(value, Mapping)
-
-
-def _of_cell(cell: Any) -> tuple[object, ...]:
-    try:
-        return (cell.cell_contents,)
-    except ValueError:  # it is empty
-        return ()
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 from weft.workload.code.installed import is_installed
@@ -27,6 +27,14 @@ def undecorated(value: Any) -> Any:
     return inspect.unwrap(value) if isinstance(value, FunctionType) else value
 
 
+def contents_of(cell: CellType) -> tuple[Any, ...]:
+    """Of a variable around a function."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # nothing is in it yet
+        return ()
+
+
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     """By name: the variables around a function, the globals that it asks for, its defaults; of a method, these and the
     attributes of its object. Of what is installed nothing."""
@@ -42,10 +50,7 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
                 yield function.__name__, function
         case FunctionType() as function if not is_installed(Path(function.__code__.co_filename)):
             for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-                try:
-                    yield key, cell.cell_contents
-                except ValueError:  # nothing is in it yet
-                    continue
+                yield from ((key, content) for content in contents_of(cell))
             known = function.__globals__
             yield from ((key, known[key]) for key in names_in(function.__code__) & known.keys())
             yield from ((str(number), each) for number, each in enumerate(function.__defaults__ or ()))
