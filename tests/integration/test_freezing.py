@@ -71,6 +71,13 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "a device": {"replicas": [{"device": "gpu"}]},
     "offloaded": {"preset": "zero-offload"},
 }
+PIPELINES: dict[str, dict[str, Any]] = {
+    "in order": {},
+    "clipped": {"clip_norm": 1e9},
+    "recomputed": {"recompute": True},
+    "split": {"schedule": "zero-bubble"},
+    "two replicas": {"replicas": [{"stages": 2}, {"stages": 2}]},
+}
 
 
 @pytest.mark.pairs(
@@ -80,8 +87,18 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 def test_a_layer_is_trained_when_it_is_in_the_plain_loop(
     machine: Any, how: str, epoch: int, where: str, strategy: str
 ) -> None:
-    arguments = {"how": how, "epoch": epoch, "where": where}
-    spec = machine.spec(SOURCE, strategy=STRATEGIES[strategy], args=arguments, epochs=epoch + 2, batch_size=12)
+    _compare(machine, STRATEGIES[strategy], how=how, epoch=epoch, where=where)
+
+
+@pytest.mark.pairs(2, how=("is frozen", "is thawed"), epoch=(1, 6), strategy=tuple(PIPELINES))
+@pytest.mark.slow(seconds=2)
+def test_so_is_one_in_the_stage_before(machine: Any, how: str, epoch: int, strategy: str) -> None:
+    pipeline = {"replicas": [{"stages": 2}], "microbatches": 2, **PIPELINES[strategy]}
+    _compare(machine, pipeline, how=how, epoch=epoch, where="train()")
+
+
+def _compare(machine: Any, strategy: dict[str, Any], **arguments: Any) -> None:
+    spec = machine.spec(SOURCE, strategy=strategy, args=arguments, epochs=arguments["epoch"] + 2, batch_size=12)
     ended = machine.client.wait(machine.submit(spec), 60)
     assert ended["state"] == "completed", machine.log_of(ended["job"])
     saved, plain = load_file(ended["model"]), train(spec).state

@@ -40,6 +40,7 @@ from weft.workers.inspection.ran import (
 from weft.workers.inspection.state_facts import cut_units
 from weft.workers.inspection.times import TIMED_RUNS, CutTimes, Times, between, note, note_around, note_split
 from weft.workers.inspection.unit_facts import SMALL_RUNS, keeps, size_of_small
+from weft.workload.code.freezing import may_thaw
 from weft.workload.cutting.calls import SeededCalls
 from weft.workload.cutting.cut_step import Step
 from weft.workload.cutting.names import named_tensors
@@ -114,6 +115,7 @@ class CutInspection:
         self._trained, self._device = trained, device
         self._precision = partial(computing_in, spec.strategy.precision, device)
         self._learns = spec.job.mode == "train"
+        self._thaws = may_thaw(workload)
         self._step = training_step(workload) if self._learns else validation_step(workload)
         train = partial(self._record, self._step, self._largest) if self._learns else None
         self._states = StatesOfRuns(workload.model, train)
@@ -251,10 +253,10 @@ class CutInspection:
 
     def _with_gradients(self, recorded: Recorded) -> Recorded:
         """A value that had none may have one with other draws, if somebody is left out inside of a module; or any, if
-        lines are, by which values have other names."""
+        lines are, by which values have other names, or if layers thaw."""
         if not (self._learns and self._spec.strategy.may_be_cut):
             return recorded
-        if recorded.varies:
+        if recorded.varies or self._thaws:
             return recorded.with_gradients({value.name for value in recorded.values})
         names = set[str]()
         for draw in range(1, DRAWS if self._draws.were_there and recorded.lacks_gradients else 1):
