@@ -88,8 +88,7 @@ def inspect_batches(
 
 
 def _on(device: Device, batch: tuple[list[torch.Tensor], Skeleton]) -> Any:
-    tensors, skeleton = batch
-    return build(skeleton, [device.put(tensor) for tensor in tensors])
+    return build(batch[1], [device.put(tensor) for tensor in batch[0]])
 
 
 class CutInspection:
