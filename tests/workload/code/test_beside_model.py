@@ -55,6 +55,24 @@ class DecoratedTrainer(Trainer):
         return found
 
 
+class CalledTrainer(Trainer):
+    def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return self.step(model, batch)
+
+
+class DividedTrainer(Trainer):
+    def step(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return self._mean(self.model(batch))
+
+    def _mean(self, output: Any) -> torch.Tensor:
+        found: torch.Tensor = self.own_loss(output).mean()
+        return found
+
+    @property
+    def own_loss(self) -> nn.Module:
+        return self.loss
+
+
 STEPS: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
     "a variable": by_a_variable,
     "a default": by_a_default,
@@ -62,6 +80,8 @@ STEPS: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
     "an attribute": lambda model: Trainer(criterion, model).step,
     "a variable of a decorated function": decorated,
     "an attribute of a decorated method": lambda model: DecoratedTrainer(criterion, model).step,
+    "an attribute of an object that is called": lambda model: CalledTrainer(criterion, model),
+    "an attribute that another method asks for": lambda model: DividedTrainer(criterion, model).step,
     "a partial": lambda model: partial(lambda loss, model, batch: loss(model(batch)).mean(), criterion),
 }
 

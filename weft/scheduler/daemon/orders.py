@@ -29,7 +29,9 @@ def order_of(command: JudgeEpoch | PlanJob | Prepare | SaveResult | Release | Ha
     }
     match command:
         case JudgeEpoch():
-            return {"type": "epoch", **about, "values": run.epoch}
+            assert run.attempt is not None
+            to_save = run.attempt.plan.arenas_to_save()
+            return {"type": "epoch", **about, "values": run.epoch, "arenas_to_save": to_save}
         case PlanJob():
             about |= {"code": run.code}
             return {"type": "inspect", **about, **_cores(estate, command.job, 0), **_choices(estate, command.job)}

@@ -13,9 +13,11 @@ when each runs, they only do the work. Where each kind is:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 from weft.plan.buckets import Holder
 from weft.plan.course import Course
@@ -31,7 +33,7 @@ from weft.transport.memory.board import Board
 from weft.transport.memory.directory import Directory
 from weft.workers.compute.measured import Measured
 from weft.workers.compute.weights import Weights
-from weft.workers.devices.device import Device
+from weft.workers.devices.device import Accelerator, Device
 from weft.workers.lanes.evidence import Evidence, Tell
 from weft.workers.lanes.model_parts import ModelParts
 from weft.workers.lanes.operation import Operation, Run
@@ -39,8 +41,9 @@ from weft.workers.lanes.places import Places, batches_of
 from weft.workers.memory.parcels import ParcelRing
 from weft.workers.snapshots.copies import Copies
 from weft.workers.snapshots.saved import Saved
+from weft.workers.snapshots.whole_model import WholeModel
 from weft.workload.entry import load_workload
-from weft.workload.workload import Workload
+from weft.workload.workload import Workload, asks_to_stop
 
 
 class Attempt:
@@ -64,7 +67,8 @@ class Attempt:
         """begins: the first iteration. snapshots: where they go. saved: what training goes on from. tell: which of them
         lacks a part, and what tasks make that is compared. again: as of ModelParts; unset, it loads the job again."""
         self.device, self.course = device, Course(view, begins)
-        self.num_tasks, self.on_epoch = view.num_tasks, workload.on_epoch
+        self.num_tasks, self._on_epoch = view.num_tasks, workload.on_epoch
+        self._whole = WholeModel(workload, view, on_host=isinstance(device, Accelerator))
         self._waits, self._wakes, self.is_adjusted = view.waits, view.wakes, view.is_adjusted
         self.reports_iterations = spec.strategy.recovery == "iteration"
         self._turns, self._directory = Turns.of(spec.strategy), directory
@@ -170,6 +174,17 @@ class Attempt:
         """Ends every wait of its lanes, and of the other workers' too."""
         for board in self._boards_to_abort:
             board.abort()
+
+    def ask(self, values: Mapping[str, Any], arenas: Iterable[str]) -> bool:
+        """Whether the user's function ends training, of what an epoch has come to. arenas: that would be saved. Errors:
+        WorkloadError, and those of Directory."""
+        assert self._on_epoch is not None
+        state = {name: tensor for arena in arenas for name, tensor in self._directory.find(arena).items().items()}
+        with ExitStack() as stack:
+            for cut in self._parts.cuts:
+                stack.enter_context(cut.lifted())
+            stack.enter_context(self._whole.shown(state, training=not values["validation"]))
+            return asks_to_stop(self._on_epoch, values)
 
     def hand_memory_on(self) -> None:
         """To the directory that has taken the place of one that died. Errors: those of Directory."""

@@ -110,7 +110,7 @@ class ModelParts:
         self._windows: dict[int, LayerWindow] = {}
         self.updates: BucketUpdates | None = None  # of a job with buckets
         self.own_updates: dict[int, StageUpdate] = {}  # by stage, of a job without
-        self._cuts: list[CutStep] = []
+        self.cuts: list[CutStep] = []
         self._memory = None
         self._in_buckets: set[int] = set()
         if view.synchronisation is not None:
@@ -122,7 +122,7 @@ class ModelParts:
         if self._memory is not None:
             self._memory.share(self._parameters, apart=held)
             self.updates = self._updates_of(self._memory, moves)
-        for cut in self._cuts:
+        for cut in self.cuts:
             cut.install()
         # the other stages' parts of the model go with them
         del self._parameters, self._state, self._workload, self._saved
@@ -244,7 +244,7 @@ class ModelParts:
             sends=[value.name for value in parcels.sent],
             skipped=skipped,
         )
-        self._cuts.append(cut)
+        self.cuts.append(cut)
         differentiable = [number in parcels.returned for number in range(len(parcels.received))]
         return CutStage(own.workload, part.model, cut, differentiable=differentiable, draws=self._view.draws, **how)
 

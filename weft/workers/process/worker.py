@@ -57,7 +57,6 @@ from weft.workload.code.version import CodeVersion
 from weft.workload.compiling.compiler import forget, keep_in
 from weft.workload.entry import unload
 from weft.workload.faults import encodable, fault_of
-from weft.workload.workload import asks_to_stop
 
 
 def run_worker(
@@ -333,8 +332,8 @@ class _Worker:
     def _ask(self, message: Message) -> None:
         """The user's function, about an epoch; in the main thread, whose lane waits for what comes of it."""
         assert self._attempt is not None
-        assert self._attempt.on_epoch is not None
-        self._send({"type": "epoch", **self._job, "stop": asks_to_stop(self._attempt.on_epoch, message["values"])})
+        stops = self._attempt.ask(message["values"], message["arenas_to_save"])
+        self._send({"type": "epoch", **self._job, "stop": stops})
 
     def _hand_memory_on(self, attempt: Attempt | None, message: Message) -> None:
         """A thread of its own."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from functools import partial
+from inspect import getattr_static, unwrap
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 from weft.workload.code.installed import is_installed
+
+Kind = TypeVar("Kind")
+Seen = set[tuple[int, ...]]
 
 
 def names_in(code: CodeType) -> set[str]:
@@ -19,12 +22,17 @@ def names_in(code: CodeType) -> set[str]:
 
 
 def undecorated(value: Any) -> Any:
-    """The function that a decorator was given (`torch.no_grad()`, `torch.autocast`), or a class's own was made of."""
+    """The function that a decorator was given (`torch.no_grad()`, `torch.autocast`), or a class's own was made of; what
+    an object that may be called does."""
     if isinstance(value, (staticmethod, classmethod)):
         value = value.__func__
     elif isinstance(value, property):
         value = value.fget
-    return inspect.unwrap(value) if isinstance(value, FunctionType) else value
+    elif isinstance(
+        call := getattr_static(type(value), "__call__", None), FunctionType
+    ):  # an object of a class of theirs
+        return value if is_installed(Path(call.__code__.co_filename)) else MethodType(call, value)
+    return unwrap(value) if isinstance(value, FunctionType) else value
 
 
 def contents_of(cell: CellType) -> tuple[Any, ...]:
@@ -36,17 +44,21 @@ def contents_of(cell: CellType) -> tuple[Any, ...]:
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """By name: the variables around a function, the globals that it asks for, its defaults; of a method, these and the
-    attributes of its object. Of what is installed nothing."""
+    """By name: the variables around a function, the globals that it asks for, its defaults; of a method, these and what
+    it asks its object for. Of what is installed nothing."""
     match undecorated(value):
         case partial() as made:
             yield "func", made.func
             yield from ((str(number), each) for number, each in enumerate(made.args))
             yield from made.keywords.items()
         case MethodType(__self__=owner, __func__=wrapper):
-            if isinstance(function := undecorated(wrapper), FunctionType):
+            function = undecorated(wrapper)
+            if isinstance(function, FunctionType) and not is_installed(Path(function.__code__.co_filename)):
                 names = names_in(function.__code__)
                 yield from ((key, each) for key, each in getattr(owner, "__dict__", {}).items() if key in names)
+                for key in sorted(names):
+                    if isinstance(method := undecorated(getattr_static(type(owner), key, None)), FunctionType):
+                        yield key, MethodType(method, owner)
                 yield function.__name__, function
         case FunctionType() as function if not is_installed(Path(function.__code__.co_filename)):
             for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -57,15 +69,34 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
             yield from (function.__kwdefaults__ or {}).items()
 
 
-def functions_from(value: Any, seen: set[int] | None = None) -> Iterator[FunctionType]:
+def found_from(value: Any, name: str, kind: type[Kind], seen: Seen | None = None) -> Iterator[tuple[str, Kind]]:
+    """What of a class a function refers to: by a variable of the function around it, a global, an attribute of its
+    object, itself or in a function that it calls. With how it comes there. name: of the function."""
+    seen = set() if seen is None else seen
+    if _key(value) in seen:
+        return
+    seen.add(_key(value))
+    if isinstance(value, kind):
+        yield name, value
+    else:
+        for key, part in parts_of(value):
+            yield from found_from(part, f"{name}.{key}", kind, seen)
+
+
+def functions_from(value: Any, seen: Seen | None = None) -> Iterator[FunctionType]:
     """Of the user's, that it calls or may call; itself the first."""
     seen, value = set() if seen is None else seen, undecorated(value)
-    if id(value) in seen or not isinstance(value, (partial, MethodType, FunctionType)):
+    if _key(value) in seen or not isinstance(value, (partial, MethodType, FunctionType)):
         return
-    seen.add(id(value))
+    seen.add(_key(value))
     if isinstance(value, FunctionType):
         if is_installed(Path(value.__code__.co_filename)):
             return
         yield value
     for _, part in parts_of(value):
         yield from functions_from(part, seen)
+
+
+def _key(value: Any) -> tuple[int, ...]:
+    """Methods are made anew by whoever asks for them."""
+    return (id(value.__self__), id(value.__func__)) if isinstance(value, MethodType) else (id(value),)

@@ -26,7 +26,7 @@ from weft.workload.cutting.calls import CallNumbers, Seed
 from weft.workload.cutting.leaves import places_in, replaced, tensors_in
 from weft.workload.cutting.loose import Lines, LooseNames, LooseResults, is_loose
 from weft.workload.cutting.modes import look_at_assigned_data
-from weft.workload.cutting.names import KeptMemory, call_name, is_argument, names_by_place, slots_of
+from weft.workload.cutting.names import KeptMemory, Place, call_name, is_argument, names_by_place, places_of, slots_of
 from weft.workload.cutting.placeholder import Placeholder, refuse_kept, resolved, sendable
 from weft.workload.cutting.skipped import OtherStructure, SkippedCalls
 from weft.workload.cutting.substitutes import Substitutes
@@ -88,9 +88,8 @@ class CutStep:
         # Who looks at each operation sees those of these modules, too.
         self._shapes_alone = {each for each in self._visible if self._looks is None and each.tells_shapes_alone}
         self._own = frozenset(own)
-        tables = [each.module for each in self._visible if each.kind is CallKind.TRANSPARENT]
         self._kept = KeptMemory()
-        self._tables = {module for table in tables for module in table.modules()}
+        self._tables = {m for each in self._visible if each.kind is CallKind.TRANSPARENT for m in each.module.modules()}
         self._names = names_by_place(model)  # forward may put another tensor in a buffer's place
         self._others = {each for each in self._visible if each.kind is CallKind.OPAQUE and not self._has(each.module)}
         self.numbers = CallNumbers()
@@ -131,15 +130,19 @@ class CutStep:
         for slots, key, tensor, name in self._foreign():
             slots[key] = self._skipped.foreign(tensor, name)
 
-    def _foreign(self) -> list[tuple[dict[str, Any], str, torch.Tensor, str]]:
+    @contextlib.contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Installed for good, for a moment nobody hears of the modules' calls."""
+        self._installation.close()
+        try:
+            yield
+        finally:
+            self._installation.enter_context(listening(self._visible, self))
+
+    def _foreign(self) -> list[Place]:
         """Where in the model what is not the stage's own stands; tables of modules without state are everybody's."""
-        return [
-            (slots, key, tensor, name)
-            for (module, key), name in self._names.items()
-            if module not in self._tables and name not in self._own
-            for slots in slots_of(module)
-            if (tensor := slots.get(key)) is not None
-        ]
+        names = self._names.items()
+        return places_of({at: name for at, name in names if at[0] not in self._tables and name not in self._own})
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -213,10 +216,7 @@ class CutStep:
 
     def _has_in_model(self, tensor: torch.Tensor) -> bool:
         """Whether it stands in the model, for good, or is memory of what does."""
-        there = [
-            each for module, key in self._names for slots in slots_of(module) if (each := slots.get(key)) is not None
-        ]
-        return self._kept.has(tensor, there)
+        return self._kept.has(tensor, [each for _, _, each, _ in places_of(self._names)])
 
     def rebind(self, bound: Bound) -> None:
         """As a run has left it: for a backward that calls modules again, with the arguments that they had."""

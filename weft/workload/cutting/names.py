@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from weft.workload.cutting.tape import Renewed
+
+Place = tuple[dict[str, Any], str, torch.Tensor, str]  # where a tensor stands: in what, by which key; it; its name
 
 
 def call_name(module: str, occurrence: int) -> str:
@@ -57,6 +59,16 @@ def names_by_place(model: nn.Module) -> dict[tuple[nn.Module, str], str]:
         for key, tensor in slots.items()
         if tensor is not None
     }
+
+
+def places_of(names: Mapping[tuple[nn.Module, str], str]) -> list[Place]:
+    """names: of some that `names_by_place` tells."""
+    return [
+        (slots, key, tensor, name)
+        for (module, key), name in names.items()
+        for slots in slots_of(module)
+        if (tensor := slots.get(key)) is not None
+    ]
 
 
 def memory_of(tensor: torch.Tensor) -> int:

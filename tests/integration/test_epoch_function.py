@@ -1,0 +1,128 @@
+"""What a function that is asked after each epoch finds in the model: what training has come to, as in the plain loop,
+however the model is divided. What it changes acts as there, or is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from weft.reference.loop import train
+
+SOURCE = """
+import copy
+import os
+
+import torch
+from torch import nn
+
+import weft
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.norm, self.drop = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2)
+        self.head = nn.Linear(8, 3)
+        self.bound = nn.Parameter(torch.ones(3, dtype=torch.float32), requires_grad=False)
+        self.cap = 9.0
+
+    def forward(self, x):
+        return self.head(self.drop(self.norm(self.body(x)).tanh())).clamp(max=self.cap) * self.bound
+
+
+def workload(kind, use, out):
+    x = torch.randn(24, 6, generator=torch.Generator().manual_seed(1))
+    layers = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3)
+    model = Net() if kind == "a class" else nn.Sequential(*layers)
+    model = model.double()
+    if kind == "a class":
+        model.bound.data = model.bound.data.float()  # another dtype in the same file
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+
+    @torch.no_grad()
+    def change(what):
+        if what == "a parameter":
+            model.head.weight.mul_(0.5)
+        elif what == "a buffer":
+            model.norm.running_mean.zero_()
+        elif what == "what is trained":
+            model.head.weight.requires_grad = False
+        elif what == "an attribute":
+            model.cap = 0.1
+        elif what == "an option":
+            optimizer.param_groups[0]["lr"] *= 0.1
+
+    def on_epoch(values):
+        if use == "saves it":
+            told = model.state_dict()
+        elif use == "copies it":
+            told = copy.deepcopy(model).state_dict()
+        elif use == "runs it":
+            model.eval()
+            with torch.no_grad():
+                told = {"output": model(x.double())}
+        else:
+            told = {}
+            change(use)
+        where = os.environ.get("WEFT_RUN_DIR", out)
+        torch.save(told, f"{where}/told-{values['epoch']}.pt")
+
+    data = (x.double(), torch.arange(24) % 3)
+    return weft.Workload(model, data, loss=nn.CrossEntropyLoss(), optimizer=lambda p: optimizer, on_epoch=on_epoch)
+"""
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "one worker": {},
+    "two stages": {"stages": 2},
+    "clipped stages": {"stages": 2, "clip_norm": 1e9},
+    "a device": {"replicas": [{"device": "gpu"}]},
+    "stages on devices": {"replicas": [{"device": "gpu", "stages": 2}]},
+    "offloaded": {"preset": "zero-offload"},
+}
+
+
+@pytest.mark.pairs(2, kind=("a class", "a list"), use=("saves it", "copies it", "runs it"), strategy=tuple(STRATEGIES))
+@pytest.mark.slow(seconds=2)
+def test_it_finds_the_model_as_it_is(machine: Any, tmp_path: Path, kind: str, use: str, strategy: str) -> None:
+    arguments = {"kind": kind, "use": use, "out": str(tmp_path)}
+    spec = machine.spec(SOURCE, strategy=STRATEGIES[strategy], args=arguments, epochs=2, batch_size=12)
+    ended = machine.client.wait(machine.submit(spec), 60)
+    assert ended["state"] == "completed", machine.log_of(ended["job"])
+    train(spec)
+    for epoch in range(2):
+        name = f"told-{epoch}.pt"
+        told, plain = torch.load(Path(ended["model"]).parent / name), torch.load(tmp_path / name)
+        assert told.keys() == plain.keys()
+        for key, value in plain.items():
+            assert torch.allclose(told[key], value, rtol=1e-12, atol=1e-12), (key, epoch)
+
+
+CHANGES = ("a parameter", "a buffer", "what is trained", "an attribute", "an option")
+ACTS = {  # as in the plain loop; what does not is refused
+    "one worker": set(CHANGES),
+    "two stages": {"a parameter", "a buffer"},
+    "replicas": {"a parameter"},
+    "clipped": set(CHANGES) - {"an option"},
+    "a device": {"an attribute"},
+    "offloaded": {"an attribute"},
+}
+
+
+@pytest.mark.pairs(2, change=CHANGES, strategy=tuple(ACTS))
+@pytest.mark.slow(seconds=2)
+def test_a_change_of_it_acts_or_is_refused(machine: Any, tmp_path: Path, change: str, strategy: str) -> None:
+    how = {**STRATEGIES, "replicas": {"preset": "ddp", "microbatches": 1}, "clipped": {"clip_norm": 1e9}}[strategy]
+    arguments = {"kind": "a class", "use": change, "out": str(tmp_path)}
+    spec = machine.spec(SOURCE, strategy=how, args=arguments, epochs=2, batch_size=12)
+    ended = machine.client.wait(machine.submit(spec), 60)
+    if change not in ACTS[strategy]:
+        assert ended["state"] == "failed"
+        assert "Workload.on_epoch has changed" in machine.log_of(ended["job"])
+        return
+    assert ended["state"] == "completed", machine.log_of(ended["job"])
+    saved = load_file(ended["model"])
+    for name, value in train(spec).state.items():
+        assert torch.allclose(saved[name], value, rtol=1e-12, atol=1e-12), name

@@ -1,0 +1,184 @@
+"""The whole model, as training has left it: for a function of the user's that is asked between two iterations.
+
+Each worker has some stages of it, or older values, or a device's. What all have come to lies in the host's shared
+memory behind an epoch that is judged, where the model that is saved comes from: the function finds that in its model.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.plan.worker_view import WorkerView
+from weft.workers.snapshots.attributes import Attributes
+from weft.workload.code.functions import found_from
+from weft.workload.cutting.names import slots_of
+from weft.workload.cutting.placeholder import Placeholder
+from weft.workload.units import is_cut_by_calls, units
+from weft.workload.workload import Workload, WorkloadError
+
+
+class WholeModel:
+    """Of one worker's workload. It keeps none of what the worker has no use for, so there is nothing to be shown where
+    no function of the user's has the model."""
+
+    def __init__(self, workload: Workload, view: WorkerView, *, on_host: bool) -> None:
+        """on_host: the model is another device's, and is shown in host memory."""
+        self._model, self._on_host = weakref.ref(workload.model), on_host
+        own = [stage for stage in view.stages if stage.replica == 0]
+        self._own = {name for stage in own for name in stage.state}
+        self._elsewhere: list[weakref.ref[nn.Module]] = []  # units that others train and evaluate
+        for number, (prefix, unit) in enumerate(() if is_cut_by_calls(workload) else units(workload.model)):
+            if any(stage.first <= number < stage.last for stage in own):
+                self._own |= {prefix + name for name, _ in unit.named_buffers()}
+            else:
+                self._elsewhere.append(weakref.ref(unit))
+        self._optimizers = [each for _, each in found_from(workload.on_epoch, "on_epoch", torch.optim.Optimizer)]
+        self._is_alone = len(view.stages) == sum(replica.num_stages for replica in view.replicas)
+        self._has_one_replica = len(view.replicas) == 1
+        self._updates = self._is_alone and view.synchronisation is None  # by the user's own optimizer
+        self._is_shared = not any(replica.private or replica.device == "gpu" for replica in view.replicas)
+
+    @contextmanager
+    def shown(self, state: Mapping[str, torch.Tensor], *, training: bool) -> Iterator[None]:
+        """While no lane runs. state: what would be saved, by name. training: the mode that the epoch has left. Raises
+        WorkloadError for a change that would be lost, or that other workers would not have."""
+        model, shown = self._model(), list[_Shown | _Own]()
+        if model is not None:
+            for unit in filter(None, (each() for each in self._elsewhere)):
+                unit.train(training)
+            own = {name: _with_storage(each) for name, each in state.items()}
+            shown = [*self._parameters(model, own), *self._buffers(model, own)]
+        attributes, before = Attributes({} if model is None else dict(model.named_modules())), self._flags(model)
+        try:
+            for each in shown:
+                each.begin()
+            yield
+            changed = [each.name for each in shown if each.has_changed()]
+            changed += [name for name, flag in self._flags(model).items() if before.get(name, flag) != flag]
+            if not self._is_alone:
+                kept = attributes.changed().items()
+                changed += [f"{module}.{key}".lstrip(".") for module, of_module in kept for key in of_module]
+        finally:
+            for each in shown:
+                each.end()
+        if changed:
+            raise WorkloadError(
+                f"Workload.on_epoch has changed {changed[0]:.80}, of which other processes have parts or copies of "
+                "their own; change it in the step, or in the model's train(), which each of them calls before each "
+                "epoch, and learning rates by Workload.scheduler"
+            )
+
+    def _flags(self, model: nn.Module | None) -> dict[str, Any]:
+        """What is trained, and how, where nobody else would know of a change."""
+        flags: dict[str, Any] = {}
+        if model is not None and (self._on_host or not self._is_alone):
+            flags |= {f"{name}.requires_grad": each.requires_grad for name, each in model.named_parameters()}
+        for number, optimizer in enumerate(() if self._updates else self._optimizers):
+            for place, group in enumerate(optimizer.param_groups):
+                known = {key: copy.copy(value) for key, value in group.items() if key != "params"}
+                flags |= {
+                    f"param_groups[{place}]['{key}'] of optimizer {number}": value for key, value in known.items()
+                }
+        return flags
+
+    def _parameters(self, model: nn.Module, state: Mapping[str, torch.Tensor]) -> Iterator[_Shown]:
+        made: dict[int, nn.Parameter] = {}  # by the id of what they stand for, which may stand in several places
+        may_change = self._is_shared and not self._on_host
+        for slots, key, name in _places(model, 0):
+            before, value = slots[key], state.get(name)
+            if self._on_host or isinstance(before, Placeholder):
+                if id(before) not in made:
+                    data = before.detach().cpu() if value is None else value
+                    made[id(before)] = nn.Parameter(data, requires_grad=before.requires_grad)
+                yield _Shown(slots, key, name, before, made[id(before)], may_change)
+            elif value is not None:
+                yield _Shown(slots, key, name, before, value, may_change)
+
+    def _buffers(self, model: nn.Module, state: Mapping[str, torch.Tensor]) -> Iterator[_Shown | _Own]:
+        for slots, key, name in _places(model, 1):
+            before, value = slots[key], state.get(name)
+            if value is not None and (self._on_host or name not in self._own):
+                yield _Shown(slots, key, name, before, value, may_change=False)
+            elif self._on_host and not isinstance(before, Placeholder):
+                yield _Shown(slots, key, name, before, before.cpu(), may_change=False)
+            elif value is not None:
+                yield _Own(slots, key, name, value, may_change=self._has_one_replica)
+
+
+@dataclass(slots=True)
+class _Shown:
+    """What stands in one place of a module for a while: another tensor, or the same parameter with other data."""
+
+    slots: dict[str, Any]
+    key: str
+    name: str
+    before: torch.Tensor
+    now: torch.Tensor
+    may_change: bool  # in place
+    data: torch.Tensor | None = None  # that a parameter had
+    version: int = 0
+    address: int = 0
+
+    def begin(self) -> None:
+        if isinstance(self.before, nn.Parameter) and not isinstance(self.now, nn.Parameter):
+            self.data, self.before.data, self.now = self.before.data, self.now, self.before
+        self.slots[self.key] = self.now
+        self.version, self.address = self.now._version, self.now.data_ptr()
+
+    def has_changed(self) -> bool:
+        there = self.slots.get(self.key)
+        if there is not self.now or there.data_ptr() != self.address:
+            return True
+        return not self.may_change and there._version != self.version
+
+    def end(self) -> None:
+        if self.data is not None:
+            self.before.data = self.data
+        self.slots[self.key] = self.before
+
+
+@dataclass(slots=True)
+class _Own:
+    """A buffer that is this worker's own, and its place in what is saved."""
+
+    slots: dict[str, Any]
+    key: str
+    name: str
+    home: torch.Tensor
+    may_change: bool
+    before: tuple[int, int] = (0, 0)
+
+    def begin(self) -> None:
+        self.before = self._now()
+
+    def has_changed(self) -> bool:
+        return not self.may_change and self._now() != self.before
+
+    def end(self) -> None:
+        there = self.slots.get(self.key)
+        if there is not None and self._now() != self.before and there.shape == self.home.shape:
+            self.home.copy_(there.detach())
+
+    def _now(self) -> tuple[int, int]:
+        return id(there := self.slots.get(self.key)), 0 if there is None else there._version
+
+
+def _places(model: nn.Module, which: int) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """which: of `slots_of`. With the names that a state dict has."""
+    for prefix, module in model.named_modules():
+        slots = slots_of(module)[which]
+        yield from ((slots, key, f"{prefix}.{key}".lstrip(".")) for key, each in slots.items() if each is not None)
+
+
+def _with_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """In the same memory, and with a storage of its own: torch saves storages whole, and each for one dtype only."""
+    flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)  # what is shared has no gaps
+    return torch.from_numpy(flat.numpy()).view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
