@@ -13,7 +13,7 @@ from torch import nn
 from weft.plan.plan import SlotValue
 from weft.transport.memory.arena import Arena, Layout
 from weft.workers.compute.backward.hand_back import HandBack
-from weft.workers.compute.forward_buffers import ForwardBuffers
+from weft.workers.compute.forward_buffers import LOOKS, ForwardBuffers
 from weft.workers.compute.model_part import UnitPart
 from weft.workers.compute.pairs import DataPair
 from weft.workers.compute.unit_stage import UnitStage
@@ -289,10 +289,40 @@ def test_views_of_one_memory_are_that_when_a_forward_runs_again() -> None:
     assert memory.tolist() == [10.0, 11.0, 12.0, 3.0]
 
 
-def test_on_a_device_nothing_is_compared_and_batch_norms_are_known_to_change() -> None:
-    """A comparison makes the host wait for the device, and nothing else tells of batch norm's running mean."""
+@pytest.mark.parametrize("can_compare", [False, True], ids=["a device", "the host"])
+def test_a_buffer_that_forward_changes_out_of_autograds_sight_is_found(can_compare: bool) -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(6))
+            self.register_buffer("fixed", torch.zeros(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.mean.data.lerp_(x.mean(0), 0.5)
+            return x - self.mean
+
+    mean = Mean()
+    buffers = ForwardBuffers([mean], can_compare=can_compare)
+    for _ in range(LOOKS + 2):
+        before = mean.mean.clone()
+        buffers.begin()
+        mean(torch.randn(5, 6))
+        ((_, name), kept), *others = buffers.end()
+        assert name == "mean"
+        assert kept is not None
+        assert torch.equal(kept, before)
+        assert not others
+
+
+def test_on_a_device_batch_norms_are_known_to_change_whenever_they_begin() -> None:
+    """Behind the first few forwards nothing is compared, and nothing else tells of batch norm's running mean."""
     norm, spectral = nn.BatchNorm1d(6), nn.utils.spectral_norm(nn.Linear(6, 6))
     buffers = ForwardBuffers([norm, spectral, nn.LayerNorm(6)], can_compare=False)
+    for _ in range(LOOKS):
+        buffers.begin()
+        spectral.eval()(norm.eval()(torch.randn(5, 6)))
+        buffers.end()
+    norm.train(), spectral.train()
     for _ in range(3):
         buffers.begin()
         spectral(norm(torch.randn(5, 6)))

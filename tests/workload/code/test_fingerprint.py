@@ -154,3 +154,10 @@ def test_other_processes_come_to_the_same() -> None:
         told.add(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
     (one,) = told
     assert len(one.strip()) == 64
+
+
+def test_a_tensor_that_was_looked_at_may_still_be_resized() -> None:
+    """As observers of quantisation-aware training do with their buffers."""
+    held = torch.ones(1)
+    fingerprint(held)
+    assert held.resize_(3).shape == (3,)

@@ -70,6 +70,7 @@ def copy_buffer(name: str, place: torch.Tensor, value: torch.Tensor, device: Mem
         value,
         place,
         what=f"the buffer {name!r} of Workload.model has become",
-        remedy="give it in __init__ the shape and dtype that it will have, or register it with persistent=False",
+        remedy="give it in __init__ the shape and dtype that it will have (or call the model there with a batch), or "
+        "register it with persistent=False",
     )
     device.copy(place, value.data)

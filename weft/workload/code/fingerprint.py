@@ -161,7 +161,8 @@ class _Walk:
         flat, half = tensor.detach().reshape(-1), max(1, WHOLE_BYTES // 2 // tensor.element_size())
         self._add(tensor.stride())
         for part in (flat,) if len(flat) <= 2 * half else (flat[:half], flat[-half:]):
-            self._add_bytes(part.resolve_conj().resolve_neg().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            own = part.resolve_conj().resolve_neg().cpu().clone(memory_format=torch.contiguous_format)
+            self._add_bytes(own.view(torch.uint8).numpy().tobytes())  # what numpy has seen is never resized again
 
     def _array(self, array: np.ndarray[Any, Any]) -> None:
         self._add(array.dtype, array.shape)
