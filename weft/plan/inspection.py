@@ -196,6 +196,7 @@ class Inspection:
     batch_modules: tuple[str, ...] = ()  # whose output for a sample depends in training on the others, with their kinds
     lost_attributes: tuple[str, ...] = ()  # of modules, that a step changes and no snapshot has, with what they are
     keeps_elsewhere: bool = False  # a step that is run again, all else as it was, comes to another loss
+    mixes_microbatches: bool = False  # a backward comes to other gradients behind another microbatch's forward
     loose_parameter: str | None = None  # on a device: the name of one that something beside modules has hold of
     on_epoch: bool = False  # the workload has a function that is asked after each epoch
     endless: bool = False  # the training data are a stream without a length: one epoch, of what the steps need
@@ -294,6 +295,7 @@ class Inspection:
             batch_modules=tuple(data.get("batch_modules", ())),  # as the one before and the next two
             lost_attributes=tuple(data.get("lost_attributes", ())),
             keeps_elsewhere=data.get("keeps_elsewhere", False),
+            mixes_microbatches=data.get("mixes_microbatches", False),
             loose_parameter=data.get("loose_parameter"),
             data_bytes=data.get("data_bytes"),
             unchosen=data.get("unchosen"),

@@ -173,3 +173,13 @@ def test_what_a_backward_changes_is_refused_where_another_forward_comes_between(
         with pytest.raises(PlanError, match=told) as refused:
             plan_of(inspection, **settings)
         assert what in str(refused.value)
+
+
+def test_so_is_what_takes_what_the_newest_forward_has_left(
+    inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts], plan_of: Callable[..., Plan]
+) -> None:
+    inspection = dataclasses.replace(inspection_of([unit_of(0), unit_of(1)]), mixes_microbatches=True)
+    for settings in ({"microbatches": 4}, {"stages": 2}, {"stages": 2, "microbatches": 4, "recompute": True}):
+        assert plan_of(inspection, **settings).stages, settings
+    with pytest.raises(PlanError, match=r"'1f1b' has 2 microbatches at once; .* use schedule = 'model-parallel'"):
+        plan_of(inspection, stages=2, microbatches=4)

@@ -161,6 +161,44 @@ def test_what_lasts_beside_parameters_and_buffers_is_found_where_it_would_be_los
     assert not keeps(nn.Sequential(nn.Linear(3, 3), Queue(buffer=True)))
 
 
+class Remembered(torch.autograd.Function):
+    """Backward takes what the newest forward has left, as reversible layers may."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: Any) -> torch.Tensor:
+        ctx.layer, layer.kept = layer, x.detach().clone()
+        return x * layer.kept
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
+        return gradient * ctx.layer.kept[: len(gradient)], None
+
+
+class Remembering(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = Remembered.apply(x, self)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "holds"),
+    [({"stages": 2, "microbatches": 2}, True), ({"stages": 2}, False), ({"microbatches": 2}, False)],
+)
+def test_a_backward_that_takes_what_another_microbatch_has_left_is_found_where_there_are_several(
+    spec_of: Callable[..., JobSpec], changes: dict[str, Any], holds: bool
+) -> None:
+    def mixes(layer: nn.Module) -> bool:
+        model = nn.Sequential(nn.Linear(3, 3), layer, nn.Tanh(), nn.Linear(3, 3))
+        data = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), DATA[1]
+        workload = Workload(model, data, loss=nn.MSELoss(), optimizer=lambda each: torch.optim.SGD(each, lr=0.1))
+        found: bool = inspect(workload, spec_of(batch_size=4, **changes), HostDevice())["mixes_microbatches"]
+        return found
+
+    assert mixes(Remembering()) == holds
+    assert not mixes(nn.Dropout(0.5))
+    assert not mixes(Queue(buffer=True))
+
+
 def test_a_teacher_outside_of_the_model_is_as_it_was_when_cuts_have_been_tried(spec_of: Callable[..., JobSpec]) -> None:
     """It had lost its numbers to a stage that has none to write there, and the job, of one stage, was refused."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))

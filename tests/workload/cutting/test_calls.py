@@ -123,3 +123,44 @@ def test_where_no_generator_is_put_back_no_call_is_taken_for_another(step: Any, 
     again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     with pytest.raises(WorkloadError, match=r"is called \d times .* leave preserve_rng_state as it is"):
         through_once(step, part, again)
+
+
+class Adjoint(torch.autograd.Function):
+    """Euler steps, of which backward computes each anew."""
+
+    @staticmethod
+    def forward(ctx: Any, part: nn.Module, x: torch.Tensor, *parameters: nn.Parameter) -> torch.Tensor:
+        ctx.part, found = part, [x]
+        with torch.no_grad():
+            for _ in range(3):
+                found.append(part(found[-1]))
+        ctx.save_for_backward(*found)
+        return found[-1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
+        parameters = list(ctx.part.parameters())
+        sums = [torch.zeros_like(each) for each in parameters]
+        for saved in reversed(ctx.saved_tensors[:-1]):
+            with torch.enable_grad():
+                x = saved.detach().requires_grad_()
+                gradient, *own = torch.autograd.grad(ctx.part(x), [x, *parameters], gradient)
+            sums = [one + other for one, other in zip(sums, own, strict=True)]
+        return None, gradient, *sums
+
+
+def by_adjoint(parts: Parts, x: torch.Tensor, again: Again) -> torch.Tensor:
+    found: torch.Tensor = Adjoint.apply(parts["a"], x, *parts["a"].parameters()) if again else in_a_loop_of_3(parts, x)
+    return parts["b"](found)
+
+
+def in_a_loop_of_3(parts: Parts, x: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        x = parts["a"](x)
+    return x
+
+
+def test_a_function_of_their_own_may_call_modules_in_its_backward_that_do_not_draw() -> None:
+    assert_same(through_once(by_adjoint, Quiet, direct), through_once(by_adjoint, Quiet, None))  # type: ignore[arg-type]
+    with pytest.raises(WorkloadError, match=r"is called 3 times in a step, and again in backward, where it draws"):
+        through_once(by_adjoint, Noisy, direct)

@@ -8,6 +8,7 @@ with a hook behind its `grad`     as in the plain loop                       ref
 changed under recompute           refused: changed twice                     refused
 kept where nobody knows of it     refused under recompute                    told in a note
 changed by backward, too          refused where another forward is between   refused likewise
+read by backward, from attributes refused likewise                           refused likewise
 """
 
 from __future__ import annotations
@@ -236,10 +237,17 @@ def check_backward_changes(
         for stage, (first, last) in enumerate(stages):
             units = inspection.units_on(replica.device)[first:last]
             unit = next((each for each in units if each.backward_changes is not None), None)
-            if unit is None:
-                continue
             count = replica.microbatches or strategy.microbatches
             at_once = count if schedule is None else schedule.in_flight(stage)
+            if inspection.mixes_microbatches and at_once > 1 and not strategy.recompute:
+                raise PlanError(
+                    "a microbatch's backward comes to other gradients where another one's forward has run since (a "
+                    f"module keeps in an attribute what its backward takes), and strategy.schedule = "
+                    f"{schedule_title(strategy.schedule)!r} has {at_once} microbatches at once; keep that in ctx, use "
+                    "schedule = 'model-parallel', or strategy.recompute = true"
+                )
+            if unit is None:
+                continue
             is_split = schedule is not None and any(each.kind is Kind.INPUT for each in schedule.passes(stage))
             if at_once == 1 and not is_split:
                 continue

@@ -176,6 +176,7 @@ class _Facts(TypedDict):
     batch_modules: list[str]
     lost_attributes: NotRequired[list[str]]
     keeps_elsewhere: NotRequired[bool]
+    mixes_microbatches: NotRequired[bool]
     loose_parameter: NotRequired[str | None]
     unchosen: NotRequired[str | None]
     undivided: NotRequired[str | None]

@@ -13,10 +13,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import nn
 
 from weft.plan.division import Part
 from weft.plan.itinerary import Iteration
@@ -60,25 +62,46 @@ def why_undivided(workload: Workload, spec: JobSpec) -> str | None:
 def keeps_elsewhere(workload: Workload, spec: JobSpec, batches: Batches, size: int) -> bool:
     """Whether a step that is run again, with the parameters, buffers and random numbers that it began with, comes to
     another loss: it has left something in an attribute, in a global or in a generator of its own."""
-    model, (iteration, part) = workload.model, first_batch(size, training=True)
+    iteration, part = first_batch(size, training=True)
     trial = _Trial(workload, spec, batches)
-    slots = [
-        (each, key, value) for each in model.modules() for key, value in each._buffers.items() if value is not None
-    ]
-    kept = [value.clone() for _, _, value in slots]
 
     def loss() -> torch.Tensor:
-        model.train()
-        try:
+        workload.model.train()
+        with _buffers_as_before(workload.model):
             return trial.loss(iteration, part)
-        finally:
-            for (module, key, value), before in zip(slots, kept, strict=True):
-                module._buffers[key] = value.copy_(before)
 
     try:
         return not torch.equal(loss().nan_to_num(), loss().nan_to_num())
     except Exception:  # what the user's code raises is told where the job itself calls it
         return False
+
+
+def mixes_microbatches(workload: Workload, spec: JobSpec, batches: Batches, size: int) -> bool:
+    """Whether a microbatch's backward comes to other gradients where the next one's forward has run since: it takes
+    what a forward has left in an attribute, as reversible layers may do."""
+    total = min(2 * size, batches.num_train)
+    iteration, _ = first_batch(total, training=True)
+    parts = [Part(0, 0, total - total // 2), Part(1, total - total // 2, total // 2)]
+    trial = _Trial(workload, spec, batches)
+    try:
+        alone, between = (trial.gradients(iteration, parts, keeps=keeps) for keeps in (1, 2))
+        return not _are_close(alone, between) and _are_close(alone, trial.gradients(iteration, parts, keeps=1))
+    except Exception:  # as above
+        return False
+
+
+@contextmanager
+def _buffers_as_before(model: nn.Module) -> Iterator[None]:
+    """Once it is over."""
+    slots = [
+        (each, key, value) for each in model.modules() for key, value in each._buffers.items() if value is not None
+    ]
+    kept = [value.clone() for _, _, value in slots]
+    try:
+        yield
+    finally:
+        for (module, key, value), before in zip(slots, kept, strict=True):
+            module._buffers[key] = value.copy_(before)
 
 
 def _looked_at(batches: Batches, batch_size: int) -> Iterator[Iteration]:
@@ -119,6 +142,32 @@ class _Trial:
     def loss(self, iteration: Iteration, part: Part) -> torch.Tensor:
         return self._values(self._batch(iteration, part), part, 1.0, learns=True, differentiates=False)["loss"]
 
+    def gradients(self, iteration: Iteration, parts: Sequence[Part], *, keeps: int) -> _Outcome:
+        """Of the losses of parts, added up. keeps: so many of them at a time, from forward to backward. The parameters
+        have their own gradients again behind it."""
+        before = [(each, each.grad) for each in self._model.parameters()]
+        self._model.train()
+        self._forget_gradients()
+        under_way: list[torch.Tensor] = []
+        with _buffers_as_before(self._model):
+            for part in parts:
+                batch, step = self._batch(iteration, part), training_step(self._workload)
+                self._seeded(part)
+                values = step_values(step(self._model, batch), step_source(self._workload, learns=True), learns=True)
+                under_way.append(values["loss"])
+                if len(under_way) == keeps:
+                    torch.autograd.backward(under_way.pop(0))
+            for loss in under_way:
+                torch.autograd.backward(loss)
+        found: _Outcome = {name: each.grad for name, each in self._model.named_parameters()}
+        for parameter, gradient in before:
+            parameter.grad = gradient
+        return found
+
+    def _forget_gradients(self) -> None:
+        for parameter in self._model.parameters():
+            parameter.grad = None
+
     def _versions(self) -> dict[str, tuple[int, int]]:
         """Of each parameter, which tensor it is and how often it was written to."""
         return {name: (id(tensor), tensor._version) for name, tensor in self._model.named_parameters()}
@@ -130,8 +179,7 @@ class _Trial:
     def _run(self, iteration: Iteration, parts: Sequence[Part]) -> _Outcome:
         """What is reported, and the gradients: of each part by its weight, added up."""
         self._model.train(iteration.learns)
-        for parameter in self._model.parameters():
-            parameter.grad = None
+        self._forget_gradients()
         batches = [self._batch(iteration, part) for part in parts]
         weights = [self._weight(batch, part.size) for batch, part in zip(batches, parts, strict=True)]
         outcome: _Outcome = {}
@@ -199,3 +247,7 @@ def _is_close(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     rounding = max(ROUNDING, math.sqrt(torch.finfo(one.dtype).eps))
     largest = float(one.abs().max()) if one.numel() else 0.0
     return torch.allclose(one, other, rtol=0.0, atol=rounding * largest + torch.finfo(one.dtype).tiny, equal_nan=True)
+
+
+def _are_close(some: _Outcome, others: _Outcome) -> bool:
+    return all(_is_close(value, others.get(name)) for name, value in some.items())

@@ -29,12 +29,13 @@ from weft.machine.free_memory import free_memory
 from weft.plan.itinerary import Itinerary
 from weft.spec.candidates import candidates, is_undecided, looked_at, on_one_worker, with_parts
 from weft.spec.job_spec import JobSpec
+from weft.spec.strategy import Strategy
 from weft.spec.workers_needed import ONE_CORE, Host
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.devices.host import HostDevice
 from weft.workers.inspection.cut_facts import inspect_batches
-from weft.workers.inspection.divided import keeps_elsewhere, why_undivided
+from weft.workers.inspection.divided import keeps_elsewhere, mixes_microbatches, why_undivided
 from weft.workers.inspection.known import NOTHING, Known
 from weft.workers.inspection.pairs import inspect_pairs
 from weft.workers.inspection.sizes import (
@@ -293,7 +294,8 @@ def _inspected(
     changing = {*ran.changing, *changes.names()} if learns else set[str]()
     for unit in ran.units if sample.sparse else ():
         unit["in_place"] = True  # indices are the batch's own memory, and by the update that may have the next one
-    looks = learns and not changing and not batches.streams and _is_run_again(specs, device, is_one_of_many)
+    looks = learns and not changing and not batches.streams
+    again = _runs_again(workload, spec, batches, max(trained), device, specs) if looks else {}
     compiled_calls = _compiled_ahead(workload.model, spec, device)
     on_host, on_device = update_times(
         workload, optimizer, sample, device, host=_host_updates(specs, device), own=_device_updates(specs, device)
@@ -319,7 +321,7 @@ def _inspected(
         "batch_modules": _batch_modules(workload.model),
         "lost_attributes": attributes.lost() if learns else [],
         "loose_parameter": loose_parameter,
-        "keeps_elsewhere": looks and keeps_elsewhere(workload, spec, batches, max(trained)),
+        **again,
         "unsaved": None if optimizer is None else unsaved(optimizer, scheduler, update),
         "copy_bytes_per_second": copy_bytes_per_second(torch.get_num_threads()),
     }
@@ -357,10 +359,24 @@ def _check(workload: Workload, spec: JobSpec, batches: Batches) -> None:
         raise WorkloadError("Workload.model has no parameter that requires a gradient; there is nothing to train")
 
 
-def _is_run_again(specs: Sequence[JobSpec], device: Device, is_one_of_many: bool) -> bool:
-    """Whether a plan may run a forward twice, or one in several replicas, of what the host can look into."""
-    again = is_one_of_many or any(each.strategy.recompute or each.strategy.may_have_replicas for each in specs)
-    return again and not isinstance(device, Accelerator)
+def _runs_again(
+    workload: Workload, spec: JobSpec, batches: Batches, size: int, device: Device, specs: Sequence[JobSpec]
+) -> dict[str, Any]:
+    """What the host finds out by running a step again, where some plan may do so, or have several under way."""
+    again = any(each.strategy.recompute for each in specs)
+    if not isinstance(device, Accelerator):
+        again |= len(specs) > 1 or any(each.strategy.is_auto or each.strategy.may_have_replicas for each in specs)
+    several = device.torch.type == "cpu" and any(_may_hold_several(each.strategy) for each in specs)  # a GPU's is large
+    return {
+        "keeps_elsewhere": again and keeps_elsewhere(workload, spec, batches, size),
+        "mixes_microbatches": several and mixes_microbatches(workload, spec, batches, size),
+    }
+
+
+def _may_hold_several(strategy: Strategy) -> bool:
+    """Whether a stage may have several microbatches under way, that are not computed again."""
+    one_by_one = strategy.recompute or (strategy.schedule in ("1f1b", "model-parallel") and not strategy.may_be_cut)
+    return max(strategy.microbatch_counts) > 1 and not one_by_one
 
 
 def _host_updates(specs: Sequence[JobSpec], device: Device) -> bool:

@@ -12,13 +12,17 @@ generator back to where it stood, and a generator tells what it was last seeded 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 from weft.workload.cutting.visible import CallKind, Forward, Visible, listening, visible_modules
+from weft.workload.randomness import generator_states, generators_kept
 from weft.workload.workload import WorkloadError
 
 Seed = Callable[[int], None]
@@ -84,6 +88,8 @@ class CallNumbers:
             return forward(*args, **kwargs)
         seed = self._seed
         number = self._number_again(visible) if self._runs_again else self._next(visible)
+        if number is None:
+            return self._run_without(visible, forward, args, kwargs)
         seed(2 * number + 1)
         result = forward(*args, **kwargs)
         seed(2 * number + 2)
@@ -97,21 +103,41 @@ class CallNumbers:
             self.made[visible] = [number]
         return number
 
-    def _number_again(self, visible: Visible) -> int:
+    def _number_again(self, visible: Visible) -> int | None:
+        """None where nobody knows."""
         numbers = self.made.get(visible, [])
         if len(numbers) == 1:
             return numbers[0]
         assert self._seed is not None
         before = torch.default_generator.initial_seed()
-        for number in numbers:
-            self._seed(2 * number)
-            if torch.default_generator.initial_seed() == before:
-                return number
-        raise WorkloadError(
-            f"{visible} is called {len(numbers)} times in a step, under torch.utils.checkpoint with "
-            "preserve_rng_state=False or between seeds of its own, so nobody knows which call runs again in backward; "
-            "leave preserve_rng_state as it is and seed nothing, or use strategy.recompute = true in its place"
-        )
+        with generators_kept():
+            for number in numbers:
+                self._seed(2 * number)
+                if torch.default_generator.initial_seed() == before:
+                    return number
+        return None
+
+    def _run_without(self, visible: Visible, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that an autograd.Function makes in its backward (an adjoint), which is none that the forward has made.
+        Which number it has only matters if somebody draws: it itself, or what a checkpoint has behind it."""
+        before = generator_states()
+        result = None if _is_by_checkpoint() else forward(*args, **kwargs)
+        if _is_by_checkpoint() or generator_states() != before:
+            raise WorkloadError(
+                f"{visible} is called {len(self.made.get(visible, []))} times in a step, and again in backward, where "
+                "it draws, or may: by an autograd.Function, or under torch.utils.checkpoint with "
+                "preserve_rng_state=False or between seeds of its own, so nobody knows which call runs again; leave "
+                "preserve_rng_state as it is and seed nothing, use strategy.recompute = true in its place, or draw "
+                "outside of it"
+            )
+        return result
+
+
+def _is_by_checkpoint() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != torch.utils.checkpoint.__file__:
+        frame = frame.f_back
+    return frame is not None
 
 
 class SeededCalls:
