@@ -100,6 +100,40 @@ def test_modules_beside_the_entry_can_be_imported_during_import_and_call(write: 
     assert load_workload(write(source)).model.in_features == 7
 
 
+PARSED = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--hidden", type=int, default=6)
+arguments = parser.parse_args()
+"""
+
+
+def test_a_parser_of_arguments_in_the_file_gives_its_defaults(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's own arguments are numbers, and `weft run --reference` has those of the command: a file that asks for
+    its own at its top, as most scripts do, ended with "unrecognized arguments"."""
+    own = ["weft", "run", "job.py", "--reference"]
+    monkeypatch.setattr(sys, "argv", own)
+    before = set(sys.modules)
+    source = SOURCE.replace("(hidden, 1)", "(arguments.hidden, 1)")
+    spec = write(PARSED + source.replace("return", "parser.parse_args(); return"))
+    for _ in range(2):
+        assert load_workload(spec).model.in_features == 6
+        assert sys.argv == [str(spec.entry_file)]  # which what is called later may ask for, too
+    unload(spec, before)
+    assert sys.argv is own
+
+
+def test_so_it_does_after_a_file_that_has_changed_them_or_failed(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ["weft", "run"]
+    monkeypatch.setattr(sys, "argv", own)
+    before = set(sys.modules)
+    spec = write("import sys\nsys.argv += ['--hidden', '7']\n" + PARSED + "raise KeyError(arguments.hidden)")
+    with pytest.raises(KeyError, match="7"):
+        load_workload(spec)
+    unload(spec, before)
+    assert (sys.argv is own, own) == (True, ["weft", "run"])
+
+
 def test_a_dataclass_in_the_entry_file_finds_its_module(write: Write) -> None:
     settings = "import dataclasses\n@dataclasses.dataclass\nclass Settings:\n    hidden: 'int' = 1\n"
     assert load_workload(write(settings + SOURCE))

@@ -41,6 +41,7 @@ LOADED_BEFORE = (
     "several times in a process. Where the error comes of that, let what can be done but once look whether it is done"
 )
 _newest: dict[Path, tuple[int, ...]] = {}  # the file that was loaded last, and what tells it from an edited one
+_own_argv: list[list[str]] = []  # what sys.argv is in this process, while it is a job's
 
 
 def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
@@ -51,12 +52,17 @@ def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
     both, and no bytecode is written. Raises WorkloadError, naming the field, if file or function are not as the spec
     says or the Workload is not complete. What the user's code raises passes unchanged.
 
+    Until `unload`, `sys.argv` is the file alone, as in `python FILE`: a parser of arguments at its top would end the
+    process over a worker's, or over those of `weft run`.
+
     With a sink the parameters in it have no values, and NeedsValuesError is raised where the function asks for these.
     """
     try:
         spec.check_files()
     except SpecError as error:
         raise WorkloadError(str(error)) from None
+    _own_argv[:] = _own_argv or [sys.argv]
+    sys.argv = [str(spec.entry_file)]
     with _import_settings(spec.directory), numbered(sink), _once_more(spec.entry_file):
         seed_all(spec.job.seed)
         function = _entry_function(spec, _import_entry(spec.entry_file))
@@ -78,11 +84,13 @@ def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
 
 def unload(spec: JobSpec, before: Collection[str]) -> None:
     """Forgets the entry's module and every module that was imported from the job's directory, and what they have put
-    in the place of torch's own.
+    in the place of torch's own. `sys.argv` is the process's own again.
 
     before: names of the modules, `set(sys.modules)`, that were there before the job; those stay.
     """
     put_back()
+    if _own_argv:
+        sys.argv = _own_argv.pop()
     directory = Path(spec.directory).resolve()
     sys.modules.pop(_module_name(spec.entry_file), None)
     for name in set(sys.modules) - set(before):
