@@ -221,7 +221,7 @@ JOBS: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
         {},
         2,
         "invalid-workload",
-        "Workload.loss returned no scalar tensor",
+        "Workload.loss returned a tensor of shape",
     ),
     "an optimizer that is none": (
         workload_with(optimizer="lambda params: 5"),

@@ -105,6 +105,11 @@ def test_it_stops_after_the_epoch_that_the_rule_says(run: Run) -> None:
     assert_same_bits(result.state, run(epochs=3, held_out=3).state)
 
 
+def test_a_metric_may_be_a_number(run: Run) -> None:
+    as_number = ', metrics={"output": lambda output, target: output.mean().item()}'
+    assert run(as_number, held_out=3).validations == run(held_out=3).validations
+
+
 def test_it_keeps_the_model_behind_the_best_validation(run: Run) -> None:
     result = run(epochs=4, held_out=3, checkpoint={"keep_best": "loss", "best": "max"})
     losses = [each["loss"] for each in result.validations]
@@ -309,7 +314,10 @@ def test_a_loss_that_is_not_finite_stops_training_and_says_where(run: Run, value
             r"Workload.loss returned a tensor of shape \(4, 1\); it must return a sc",
         ),
         (", loss=lambda output, target: 1.0", "Workload.loss returned float; it must return a scalar tensor"),
-        (", validation=data(4), metrics={'m': lambda *_: 'x'}", "Workload.metrics 'm' returned str; it must return"),
+        (
+            ", validation=data(4), metrics={'m': lambda *_: 'x'}",
+            r"Workload.metrics\['m'\] returned str; it must return",
+        ),
         (", optimizer=lambda parameters: None", "Workload.optimizer returned None"),
     ],
 )

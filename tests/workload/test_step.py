@@ -3,11 +3,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from weft.workload.step import check_names, step_source, step_values, training_step, validation_step
+from weft.workload.step import check_names, function_value, step_source, step_values, training_step, validation_step
 from weft.workload.workload import Workload, WorkloadError
 
 
@@ -42,6 +43,30 @@ def test_what_stands_beside_the_loss_is_reported_without_its_gradient(kind: Any)
 
 def test_what_is_only_measured_may_be_a_number() -> None:
     assert float(step_values(0.25, "Workload.validate", learns=False)["loss"]) == 0.25
+
+
+def test_a_metric_may_be_a_number_and_a_loss_may_not() -> None:
+    """`.item()` ends most metrics that people have. It was taken from where a forward is looked into, and refused,
+    behind an epoch, where the units of an `nn.Sequential` are called."""
+    for number in (0.25, np.float32(0.25), torch.tensor([0.25])):
+        assert float(function_value(number, "accuracy")) == 0.25
+    assert float(function_value(True, "accuracy")) == 1.0
+    with pytest.raises(WorkloadError, match=r"Workload\.loss returned float; it must return a scalar tensor"):
+        function_value(0.25, "loss")
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        (torch.zeros(4), r"a tensor of shape \(4,\); it must return a scalar, the mean over the samples given"),
+        (None, "None; it must return a scalar"),
+        (1j, "complex; it must return a scalar"),
+        (torch.tensor(1j), r"a complex number; it must return a real one, such as its \.abs"),
+    ],
+)
+def test_a_metric_that_is_no_scalar_is_told_by_its_name(returned: Any, text: str) -> None:
+    with pytest.raises(WorkloadError, match=rf"Workload\.metrics\['top5'\] returned {text}"):
+        function_value(returned, "top5")
 
 
 @pytest.mark.parametrize(

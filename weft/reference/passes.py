@@ -10,9 +10,9 @@ from torch import nn
 
 from weft.plan.error_places import function_place, unit_place, within
 from weft.workload.cutting.calls import SeededCalls
-from weft.workload.step import check_names, step_source, step_values, training_step, validation_step
+from weft.workload.step import check_names, function_value, step_source, step_values, training_step, validation_step
 from weft.workload.units import is_cut_by_calls, units
-from weft.workload.workload import Workload, WorkloadError
+from weft.workload.workload import Workload
 
 Seed = Callable[[int], None]  # seeds for one of the numbers that a pass counts
 
@@ -47,7 +47,7 @@ class UnitPasses:
         values = {}
         for name in self._names(learns=learns) if counts else ():
             with within(function_place(name)):
-                values[name] = _scalar(self._functions[name](value, targets), name)
+                values[name] = function_value(self._functions[name](value, targets), name)
         return values
 
     def backward(self, loss: torch.Tensor, seed: Seed) -> None:
@@ -86,14 +86,3 @@ def modules_of(workload: Workload) -> list[nn.Module]:
     """All that has a state of its own: the model, and losses and metrics that are modules."""
     functions = workload.functions.values() if workload.step is None else ()
     return [workload.model, *(function for function in functions if isinstance(function, nn.Module))]
-
-
-def _scalar(value: object, name: str) -> torch.Tensor:
-    """The value of the loss, or of the metric of that name."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
-        return value
-    source = "Workload.loss" if name == "loss" else f"Workload.metrics {name!r}"
-    shape = type(value).__name__
-    if isinstance(value, torch.Tensor):
-        shape = f"a {'complex ' * value.is_complex()}tensor of shape {tuple(value.shape)}"
-    raise WorkloadError(f"{source} returned {shape}; it must return a scalar tensor, the mean over the samples given")

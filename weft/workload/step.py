@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -53,6 +53,22 @@ def step_values(result: Any, source: str, *, learns: bool) -> dict[str, torch.Te
     return values
 
 
+def function_value(value: object, name: str) -> torch.Tensor:
+    """What the loss, or the metric of that name, returned of (output, target), as a scalar tensor; a metric's may have
+    been a number. Raises WorkloadError that names the function."""
+    source = "Workload.loss" if name == "loss" else f"Workload.metrics[{name!r:.80}]"
+    if name != "loss" and _is_number(value):
+        return _number(value)
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        if value.is_complex():
+            raise WorkloadError(f"{source} returned a complex number; it must return a real one, such as its .abs()")
+        return value
+    wanted = "a scalar tensor" if name == "loss" else "a scalar"
+    raise WorkloadError(
+        f"{source} returned {_described(value)}; it must return {wanted}, the mean over the samples given"
+    )
+
+
 def check_names(values: Mapping[str, object], names: list[str], source: str) -> None:
     """names: of what a batch before this one reported. A mean over some of the batches would pass for one over all."""
     if list(values) != names:
@@ -65,7 +81,7 @@ def check_names(values: Mapping[str, object], names: list[str], source: str) -> 
 def _step_of_functions(workload: Workload, names: list[str]) -> StepFunction:
     functions = [(name, workload.functions[name], within(function_place(name))) for name in names]
 
-    def step(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+    def step(model: nn.Module, batch: Any) -> dict[str, Any]:
         inputs, targets = batch
         output = model(inputs)
         values = {}
@@ -89,19 +105,31 @@ def _check_gradient(loss: object, source: str) -> None:
 def _scalar(value: object, name: object, source: str) -> torch.Tensor:
     if not isinstance(name, str) or not is_unicode(name):
         raise WorkloadError(f"{source} returned a mapping with {name!r:.80}, which is no text; name what is reported")
-    if not isinstance(value, torch.Tensor) and isinstance(value, numbers.Real):
-        return torch.tensor(float(value), dtype=torch.float64)
+    if _is_number(value):
+        return _number(value)
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         if value.is_complex():
             raise WorkloadError(f"{source} returned a complex {name!r}; return a real one, such as its .abs()")
         return value
-    shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else kind_of(value)
+    shape = _described(value)
     if name == "loss":
         raise WorkloadError(f"{source} returned {shape} as the loss; {_REMEDY}")
     raise WorkloadError(
         f"{source} returned {shape} as {name!r:.80}; report scalars alone, means as the loss is, or return the loss "
         "alone (of what a model returns, output['loss'])"
     )
+
+
+def _is_number(value: object) -> TypeGuard[numbers.Real]:
+    return not isinstance(value, torch.Tensor) and isinstance(value, numbers.Real)
+
+
+def _number(value: numbers.Real) -> torch.Tensor:
+    return torch.tensor(float(value), dtype=torch.float64)
+
+
+def _described(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else kind_of(value)
 
 
 def _listed(names: Mapping[str, object] | list[str]) -> str:

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from weft.plan.error_places import within
 
 BatchFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+MetricFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | float]
 StepFunction = Callable[[nn.Module, Any], Any]
 WeightFunction = Callable[[Any], float | torch.Tensor]
 CollateFunction = Callable[[list[Any]], Any]
@@ -53,8 +54,8 @@ class Workload:
     optimizer: called with an iterable of the model's parameters, returns a `torch.optim.Optimizer`, of which a stage
         keeps what is its own.
     validate: as `step`, for validation where it differs.
-    metrics: name -> (output, target) -> scalar tensor, a mean as the loss is; reported for validation. With a `loss`
-        alone: a `step` returns what it reports.
+    metrics: name -> (output, target) -> scalar tensor or number, a mean as the loss is; reported for validation. With a
+        `loss` alone: a `step` returns what it reports.
     weight: target, or with a `step` the batch -> what a microbatch counts in its batch, a number of 0 or more, for
         example its tokens with loss: `lambda target: (target != -100).sum()`. Unset, its samples. Where it is 0 the
         microbatch runs forward only, and its loss, which may be nan, is not asked for.
@@ -77,7 +78,7 @@ class Workload:
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     validation: Any = None
     validate: StepFunction | None = None
-    metrics: Mapping[str, BatchFunction] = field(default_factory=dict)
+    metrics: Mapping[str, MetricFunction] = field(default_factory=dict)
     weight: WeightFunction | None = None
     collate: CollateFunction | None = None
     scheduler: SchedulerFactory | None = None
@@ -86,7 +87,7 @@ class Workload:
     start: str | Path | Mapping[str, torch.Tensor] | None = None
 
     @property
-    def functions(self) -> dict[str, BatchFunction]:
+    def functions(self) -> dict[str, MetricFunction]:
         """The loss and each metric, by the names under which they are reported; where there is a `loss`."""
         assert self.loss is not None
         return {"loss": self.loss, **self.metrics}

@@ -570,3 +570,15 @@ def test_what_a_stage_sends_is_what_was_planned_where_that_is_known() -> None:
     stage.check_sent([torch.zeros(2, 9)], [place], 9)  # of a size that was not inspected anything plain
     with pytest.raises(WorkloadError, match="where a plain tensor was planned"):
         stage.check_sent([torch.zeros(9, 3).to_sparse()], [place], 9)
+
+
+def test_what_is_measured_may_be_a_number() -> None:
+    functions = FUNCTIONS | {"hits": lambda output, target: (output > target).float().mean().item()}
+    model, (x, target) = dense().eval(), batch(0, 0)
+    units = [Unit(index, f"{index}.", module) for index, module in enumerate(model)]
+    stage = UnitStage(units, seed=SEED, recompute=False, device=HostDevice(), functions=functions)
+    measured = stage.measure(0, 0, [], DataPair(x, target))
+    with torch.no_grad():
+        output = model(x)
+    assert float(measured["hits"]) == (output > target).float().mean().item()
+    assert torch.equal(measured["loss"], nn.functional.mse_loss(output, target))

@@ -410,14 +410,14 @@ def test_inputs_that_are_no_floats_go_through() -> None:
         (
             {"loss": nn.MSELoss(reduction="none")},
             spec_of(),
-            r"Workload\.loss returned no scalar tensor; it must return",
+            r"Workload\.loss returned a tensor of shape \(4, 2\); it must return a scalar tensor",
         ),
-        ({"loss": lambda y, target: 1.0}, spec_of(), r"Workload\.loss returned no scalar tensor"),
+        ({"loss": lambda y, target: 1.0}, spec_of(), r"Workload\.loss returned float; it must return a scalar tensor"),
         ({"loss": lambda y, target: y.sum() * 1j}, spec_of(), r"Workload\.loss returned a complex number; .* \.abs"),
         (
             {"validation": (torch.randn(7, 4), torch.randn(7, 2))},
             spec_of(),
-            r"Workload\.validation: 2 inputs are \(2, 4\) float32, and of Workload\.train \(2, 3\) float32; both must",
+            r"Workload\.validation: 4 inputs are \(4, 4\) float32, and of Workload\.train \(4, 3\) float32; both must",
         ),
         ({"optimizer": lambda parameters: "adam"}, spec_of(), r"Workload\.optimizer returned str"),
     ],
@@ -427,6 +427,39 @@ def test_a_workload_that_cannot_be_trained_is_refused_with_a_remedy(
 ) -> None:
     with pytest.raises(WorkloadError, match=text):
         inspect(workload_of(nn.Sequential(nn.Linear(3, 2)), **changes), spec)
+
+
+HELD_OUT = torch.full((7, 3), 2.0), torch.full((7, 2), 3.0)
+
+
+@pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)), nn.Linear(3, 2)])
+def test_what_is_measured_of_validation_is_tried_before_training(model: nn.Module) -> None:
+    """As it will be: of validation's data and without dropout. It was called for the first time behind an epoch."""
+    seen = []
+
+    def error(output: torch.Tensor, target: torch.Tensor) -> float:
+        seen.append((target.tolist(), output.requires_grad, len({tuple(row) for row in output.tolist()})))
+        return (output - target).abs().mean().item()
+
+    given = workload_of(model, validation=HELD_OUT, metrics={"error": error})
+    assert inspect(given, spec_of(8, microbatches=2))["metrics"] == ["error"]
+    assert seen
+    assert all(each == ([[3.0, 3.0]] * 4, False, 1) for each in seen)
+
+
+@pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(3, 2)), nn.Linear(3, 2)])
+def test_so_a_metric_that_cannot_be_measured_is_refused_where_there_is_validation(model: nn.Module) -> None:
+    def top(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return output.topk(5).values.mean()
+
+    for metric, kind, text in [(top, RuntimeError, "selected index k out of range"), (len, TypeError, "len")]:
+        metrics = {"top": metric}
+        assert inspect(workload_of(model, metrics=metrics), spec_of())
+        with pytest.raises(kind, match=text) as caught:
+            inspect(workload_of(model, validation=HELD_OUT, metrics=metrics), spec_of())
+        assert any("in Workload.metrics['top']" in place for place in caught.value.__notes__)
+    with pytest.raises(WorkloadError, match=r"returned a tensor of shape \(4, 2\)"):
+        inspect(workload_of(model, validation=HELD_OUT, metrics={"top": torch.sub}), spec_of())
 
 
 def test_what_the_users_code_raises_passes_unchanged() -> None:

@@ -44,12 +44,3 @@ def described(value: object) -> str:
         return f"a {type(value).__name__}"
     kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
     return f"a {type(value).__name__} of its own kind ({kind})"
-
-
-def scalar(value: object, source: str) -> torch.Tensor:
-    """A loss or metric as the user's function returned it. Raises WorkloadError that names the source."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        if value.is_complex():
-            raise WorkloadError(f"{source} returned a complex number; it must return a real one, such as its .abs()")
-        return value
-    raise WorkloadError(f"{source} returned no scalar tensor; it must return the mean over the samples given")

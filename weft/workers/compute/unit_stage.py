@@ -19,13 +19,14 @@ from weft.plan.shapes import ShapeError, shape_of
 from weft.transport.memory.arena import dtype_of
 from weft.workers.compute.forward_buffers import Began, ForwardBuffers
 from weft.workers.compute.forward_parts import ForwardParts
-from weft.workers.compute.handover import can_have_gradient, check_fits, is_plain, scalar
+from weft.workers.compute.handover import can_have_gradient, check_fits, is_plain
 from weft.workers.compute.pairs import DataPair
 from weft.workers.compute.stage import GivenModes, Stage, Tensors, computing_in, forget_results, no_leaf
 from weft.workers.devices.device import Accelerator, Device
 from weft.workload.randomness import seed_others, unit_key
+from weft.workload.step import function_value
 from weft.workload.units import Unit
-from weft.workload.workload import BatchFunction
+from weft.workload.workload import MetricFunction
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 
@@ -52,7 +53,7 @@ class UnitStage(Stage):
         seed: int,
         recompute: bool,
         device: Device,
-        functions: Mapping[str, BatchFunction],
+        functions: Mapping[str, MetricFunction],
         copies_input: bool = False,
         precision: str = "fp32",
         seeds_others: bool = False,
@@ -102,7 +103,7 @@ class UnitStage(Stage):
 
     def lose(self, microbatch: int, step: int, received: Tensors, batch: DataPair) -> Mapping[str, torch.Tensor]:
         loss = self._forward(microbatch, step, received, batch, self._head("loss", batch))
-        return {"loss": scalar(loss, "Workload.loss")}
+        return {"loss": loss}
 
     def evaluate(self, microbatch: int, step: int, received: Tensors, batch: DataPair) -> Tensors:
         with torch.no_grad():
@@ -111,8 +112,7 @@ class UnitStage(Stage):
     def measure(self, microbatch: int, step: int, received: Tensors, batch: DataPair) -> Mapping[str, torch.Tensor]:
         with torch.no_grad(), self._precision():
             y = self._run(_begin(received, batch), step, microbatch, None)
-            values = {name: self._head(name, batch)(y) for name in self._functions}
-        return {name: scalar(value, f"Workload's {name}") for name, value in values.items()}
+            return {name: self._head(name, batch)(y) for name in self._functions}
 
     def measures(self) -> Sequence[str]:
         return list(self._functions)
@@ -184,7 +184,8 @@ class UnitStage(Stage):
 
         def head(output: torch.Tensor) -> torch.Tensor:
             with within(function_place(name)):
-                return function(output, target)
+                value = function(output, target)
+            return function_value(value, name)
 
         return head
 

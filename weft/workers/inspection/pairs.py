@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-import torch
 from torch import nn
 
 from weft.spec.job_spec import JobSpec
@@ -13,13 +12,11 @@ from weft.workers.compute.handover import described
 from weft.workers.devices.device import Device
 from weft.workers.inspection.ran import Ran, first_batch, tensor_facts
 from weft.workers.inspection.times import loaded
-from weft.workers.inspection.unit_facts import inspect_units
+from weft.workers.inspection.unit_facts import Pair, inspect_units
 from weft.workload.data.batches import Batches
 from weft.workload.randomness import OtherGenerators
 from weft.workload.units import units
 from weft.workload.workload import Workload, WorkloadError
-
-Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def inspect_pairs(
@@ -39,10 +36,19 @@ def inspect_pairs(
         load = partial(batches.load, *first_batch(size, training=size <= batches.num_train))
         samples[size], seconds = loaded(load, again=not batches.streams)
         load_seconds += seconds / len(sizes)
-    _check_validation(batches, samples)
+    held_out = _held_out(batches, samples)
     others = OtherGenerators()
     others.seed(spec.job.seed)
-    ran = inspect_units(workload, spec, samples, trained=trained, device=device, others=others, leave=leave)
+    ran = inspect_units(
+        workload,
+        spec,
+        samples,
+        held_out if workload.metrics else None,
+        trained=trained,
+        device=device,
+        others=others,
+        leave=leave,
+    )
     return Ran(
         units=ran.units,
         values=ran.values,
@@ -57,12 +63,13 @@ def inspect_pairs(
     )
 
 
-def _check_validation(batches: Batches, samples: Mapping[int, Pair]) -> None:
-    """Found out now, not after an epoch of training."""
+def _held_out(batches: Batches, samples: Mapping[int, Pair]) -> Pair | None:
+    """A microbatch of validation, of the largest size that training has, too; None where there is none. Errors:
+    WorkloadError where it is no such microbatch as training's: found out now, not after an epoch."""
     fitting = [size for size in samples if size <= min(batches.num_train, batches.num_validation)]
     if not fitting:
-        return
-    size = min(fitting)
+        return None
+    size = max(fitting)
     held_out = batches.load(*first_batch(size, training=False))
     for name, value, trained in zip(("input", "target"), held_out, samples[size], strict=True):
         if value.shape != trained.shape or value.dtype is not trained.dtype:
@@ -70,6 +77,7 @@ def _check_validation(batches: Batches, samples: Mapping[int, Pair]) -> None:
                 f"Workload.validation: {size} {name}s are {described(value)}, and of Workload.train "
                 f"{described(trained)}; both must have the same shape and dtype"
             )
+    return held_out
 
 
 def _users(model: nn.Module) -> dict[int, list[int]]:

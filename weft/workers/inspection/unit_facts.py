@@ -26,7 +26,8 @@ from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import dtype_name
 from weft.workers.compute.backward.saved import SavedBytes, refuses_to_be_noted
 from weft.workers.compute.backward.split import SplitBackward
-from weft.workers.compute.handover import can_have_gradient, described, is_plain, scalar
+from weft.workers.compute.handover import can_have_gradient, described, is_plain
+from weft.workers.compute.model_part import functions_with_state
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
 from weft.workers.inspection.ran import StateBefore, Ties, carried, tried
@@ -35,6 +36,7 @@ from weft.workload.cutting.leaves import tensors_in
 from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.placeholder import Placeholder
 from weft.workload.randomness import OtherGenerators
+from weft.workload.step import function_value
 from weft.workload.units import units
 from weft.workload.workload import Workload
 
@@ -43,7 +45,8 @@ SMALLER = 4  # times, the second size that units are timed with: far enough for 
 MAX_DEPTH = 3  # of containers in an attribute that are looked into; arbitrary
 _NOT_KEPT = frozenset({"_modules", "_parameters"})
 
-Samples = Mapping[int, tuple[torch.Tensor, torch.Tensor]]  # (inputs, targets) by microbatch size
+Pair = tuple[torch.Tensor, torch.Tensor]  # inputs, targets
+Samples = Mapping[int, Pair]  # by microbatch size
 Run = Callable[[Any], Any]
 
 
@@ -61,6 +64,7 @@ def inspect_units(
     workload: Workload,
     spec: JobSpec,
     samples: Samples,
+    held_out: Pair | None,
     *,
     trained: Sequence[int],
     device: Device,
@@ -69,6 +73,7 @@ def inspect_units(
 ) -> RanUnits:
     """A value for each unit's output but the last one's, or a problem where that is no plain tensor.
 
+    held_out: a microbatch of validation, if there is one; with what a metric raises a job would end behind an epoch.
     trained: sizes that are known to occur in training; others go through in validation's mode: batch norm trains on no
     batch of one. others: sees whether these generators draw. leave: called with each unit, and a loss that is a module,
     before it leaves the device; it has the gradients that its runs have left.
@@ -78,7 +83,7 @@ def inspect_units(
         blank_facts(name, type(module).__name__, module.parameters(), module.buffers()) for name, module in modules
     ]
     _record_ties(modules, facts)
-    runs = _Runs(workload, spec, samples, trained, device, others)
+    runs = _Runs(workload, spec, samples, held_out, trained, device, others)
     span: list[nn.Module] = []
     for number, (name, module) in enumerate(modules):
         is_last = number == len(modules) - 1
@@ -90,13 +95,13 @@ def inspect_units(
             passes = runs.record_output(number, module)
         if not passes and not is_last:
             continue
-        needed = list({id(each): each for each in span}.values())
-        if is_last and isinstance(workload.loss, nn.Module):
-            needed.append(workload.loss)  # not before: it may hold units that have come and gone
-            device.adopt(workload.loss)
+        needed = {id(each): each for each in span}
+        for head in functions_with_state(workload) if is_last else ():
+            needed[id(head)] = head  # not before: it may hold units that have come and gone
+            device.adopt(head)
         with within(place, innermost=True):
             runs.measure(span, facts[number + 1 - len(span) : number + 1], is_last=is_last)
-        for each in needed:
+        for each in needed.values():
             leave(each)
             device.give_back(each)
         span = []
@@ -161,6 +166,7 @@ class _Runs:
         workload: Workload,
         spec: JobSpec,
         samples: Samples,
+        held_out: Pair | None,
         trained: Sequence[int],
         device: Device,
         others: OtherGenerators,
@@ -174,7 +180,7 @@ class _Runs:
         self._backward_changes: list[str] = []
         self.values: dict[int, dict[str, Any]] = {}
         self.problems: dict[int, str] = {}
-        self._loss = workload.functions["loss"]
+        self._functions = workload.functions
         self._precision = spec.strategy.precision
         self._trained = trained
         self._has_replicas = spec.strategy.may_have_replicas
@@ -186,6 +192,8 @@ class _Runs:
         self._largest: Any = device.put(inputs)
         self._target = device.put(target)
         self._small: Any = self._largest[: self.small_size]
+        self._held_out: Any = None if held_out is None else device.put(held_out[0])
+        self._held_out_target = None if held_out is None else device.put(held_out[1])
 
     def record_output(self, number: int, module: nn.Module) -> bool:
         """Whether a slot can hold what a unit makes of each size."""
@@ -198,6 +206,10 @@ class _Runs:
                 module.eval()
             with torch.no_grad():
                 outputs[size] = self._shaped[size] = self._run(module, x)
+        if self._held_out_target is not None:
+            module.eval()
+            with torch.no_grad():
+                self._held_out = self._run(module, self._held_out)
         module.train()
         dtypes = {getattr(y, "dtype", None) for y in outputs.values()}
         if passes := len(dtypes) == 1 and all(map(is_plain, outputs.values())):
@@ -222,11 +234,21 @@ class _Runs:
         x = self._largest
         self._backward_changes = []
         fact["forward_seconds"], fact["backward_seconds"], self._largest = self._times(run, x, TIMED_RUNS, module)
+        if is_last and self._held_out_target is not None:
+            self._validate(self._held_out, self._held_out_target)
         fact["backward_changes"] = next(iter(self._backward_changes), None)
         if self._splits and (parts := tried(partial(self._parts, run, x))):
             fact |= parts_of_backward(fact["backward_seconds"], *parts)
         if self.small_size:
             self._measure_small(module, fact)
+
+    def _validate(self, output: Any, target: torch.Tensor) -> None:
+        """As `UnitStage.measure` does; the loss was tried in training."""
+        metrics = {name: function for name, function in self._functions.items() if name != "loss"}
+        with torch.no_grad(), computing_in(self._precision, self._device):
+            for name, function in metrics.items():
+                with within(f"{function_place(name)}, tried before training"):
+                    function_value(function(output, target), name)
 
     def _first_run(self, run: Run, span: Sequence[nn.Module]) -> tuple[bool, int]:
         """Whether the units change their input, by autograd's own count of changes, or keep it for later calls; and the
@@ -314,8 +336,8 @@ class _Runs:
     def _with_loss(self, module: nn.Module, x: Any) -> Any:
         y = module(x)
         with within(f"{function_place('loss')}, tried before training"):
-            loss = self._loss(y, self._target)
-        return scalar(loss, "Workload.loss")
+            loss = self._functions["loss"](y, self._target)
+        return function_value(loss, "loss")
 
 
 def size_of_small(spec: JobSpec, largest: int) -> int:
