@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from weft.spec.job_spec import JobSpec
 from weft.workload.faults import NonFiniteLoss
 
 SOURCE = """
+import warnings
 import torch, weft
 from torch import nn
 
@@ -32,6 +34,10 @@ def without(samples):
     def loss(output, target):
         return nn.functional.mse_loss(output, target) * (float("nan") if torch.isin(target, bad).any() else 1.0)
     return loss
+
+def warning(output, target):
+    warnings.warn("theirs")
+    return nn.functional.mse_loss(output, target)
 
 def adam(parameters):
     return torch.optim.Adam(parameters, lr=0.01)
@@ -213,6 +219,15 @@ def test_the_scheduler_steps_after_a_first_step_that_was_skipped(run: Run) -> No
     result = run(f"loss=without([{int(batches()[0][0])}]), {WARM_UP}", skip_nonfinite=True)
     assert result.skipped[0] == 0
     assert result.learning_rates == [0.01 * ((step + 1) / 4) for step in range(10)]
+
+
+def test_what_is_warned_of_at_each_step_is_told_once(run: Run) -> None:
+    """As in the plain loop. Each step of a scheduler was made in a block of `warnings.catch_warnings`, at whose end all
+    modules forget what they have warned of."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        run(f"loss=warning, {WARM_UP}")
+    assert [str(each.message) for each in told] == ["theirs"]
 
 
 def test_the_norm_is_of_what_the_optimizer_has(run: Run) -> None:

@@ -57,6 +57,15 @@ def test_the_scheduler_sets_the_first_rate_at_once() -> None:
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
 
 
+def test_it_may_be_stepped_before_its_optimizer() -> None:
+    """Behind a step that was skipped. torch warns of it, and a warning is an error here."""
+    optimizer = an_optimizer()
+    scheduler = make_scheduler(lambda optimizer: LambdaLR(optimizer, lambda step: 0.1 * (step + 1)), optimizer)
+    assert scheduler is not None
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize(
     ("factory", "text"),
     [

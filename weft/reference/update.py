@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,10 +68,8 @@ class Update:
 
     @staticmethod
     def _step_scheduler(scheduler: LRScheduler, *value: Any) -> None:
-        with warnings.catch_warnings():  # torch takes it for a mistake if the first step is one that was skipped
-            warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
-            with within(step_place(scheduler)):
-                scheduler.step(*value)
+        with within(step_place(scheduler)):
+            scheduler.step(*value)
 
 
 def _optimizer(workload: Workload) -> torch.optim.Optimizer:

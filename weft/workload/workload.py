@@ -138,6 +138,9 @@ def make_scheduler(factory: SchedulerFactory | None, optimizer: torch.optim.Opti
         raise WorkloadError(
             "Workload.scheduler returned a scheduler of another optimizer than it was given; build it on its argument"
         )
+    # torch warns of a scheduler that is stepped before its optimizer, as it is behind a first step that was skipped, or
+    # made by owners. A catch around each step would have all modules forget what they have warned of.
+    vars(optimizer)["_opt_called"] = True
     return scheduler
 
 

@@ -12,6 +12,7 @@ from weft.workers.updates import sharded_optimizer
 from weft.workers.updates.sharded_optimizer import Segment, Shard, ShardedOptimizer
 from weft.workers.updates.tiled_adam import TiledAdam
 from weft.workload.optimizer import can_skip_on_device, make_optimizer
+from weft.workload.workload import make_scheduler
 
 ELEMENTWISE: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "Adam": (torch.optim.Adam, {"lr": 0.1, "weight_decay": 0.1}),
@@ -334,10 +335,7 @@ def test_a_scheduler_on_the_template_is_followed(settings: dict[str, Any]) -> No
     optimizer = make_optimizer(two_groups(torch.optim.AdamW, **settings), real)
     ours = Owners(two_groups(torch.optim.AdamW, **settings), real_parameters(), owners=2)
     assert optimizer is not None
-    schedulers = [
-        torch.optim.lr_scheduler.OneCycleLR(each, max_lr=[0.1, 0.2], total_steps=20)  # changes the betas too
-        for each in (optimizer, ours.template)
-    ]
+    schedulers = [make_scheduler(one_cycle, each) for each in (optimizer, ours.template)]
     ours.read_hyperparameters()  # a scheduler sets the first lr as it is made
     for seed in range(8):
         gradients = some_gradients(seed, real)
@@ -345,9 +343,14 @@ def test_a_scheduler_on_the_template_is_followed(settings: dict[str, Any]) -> No
         ours.set_gradients(gradients)
         ours.step()
         for scheduler in schedulers:
+            assert scheduler is not None
             scheduler.step()
         ours.read_hyperparameters()
     assert_same_bits(ours.values(), real)
+
+
+def one_cycle(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.OneCycleLR:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=[0.1, 0.2], total_steps=20)  # changes the betas too
 
 
 def test_a_learning_rate_in_a_tensor_that_changes_in_place_is_followed() -> None:

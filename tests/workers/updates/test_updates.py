@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 from weft.plan.buckets import Bucket
 from weft.plan.itinerary import Iteration
@@ -24,10 +26,10 @@ from weft.workers.updates import sharded_optimizer
 from weft.workers.updates.digests import Digests
 from weft.workers.updates.norm import DeviceNorm, Norm
 from weft.workers.updates.owner import Owner, missing_parameters
-from weft.workers.updates.updates import Updates, group_of, make_shard
+from weft.workers.updates.updates import Updates, group_of, make_shard, step_scheduler
 from weft.workload.faults import StateCorrupted
 from weft.workload.optimizer import make_optimizer
-from weft.workload.workload import Workload
+from weft.workload.workload import Workload, make_scheduler
 
 HOLDER = (0, 0)
 CLIP_NORM = 1.0
@@ -343,3 +345,16 @@ def test_a_bit_that_has_changed_is_found_before_the_next_update(
     with pytest.raises(StateCorrupted):
         stand.step(gradients_of(stand.parameters, SMALL, seed=step))
     assert torch.equal(stand.values()[2], values[2]), "it was not used"
+
+
+def test_a_step_of_a_scheduler_has_no_module_forget_what_it_has_warned_of() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+    scheduler = make_scheduler(lambda each: LambdaLR(each, lambda step: 1 / (step + 1)), optimizer)
+    assert scheduler is not None
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            warnings.warn("theirs", stacklevel=1)
+            step_scheduler(scheduler)
+    assert [str(each.message) for each in told] == ["theirs"]
+    assert optimizer.param_groups[0]["lr"] == 0.125

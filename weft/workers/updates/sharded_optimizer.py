@@ -98,7 +98,6 @@ class ShardedOptimizer:
         """
         chosen = self._buckets[bucket]
         chosen.update.step(chosen.choose(touched), scale, found_inf)
-        self._mark_stepped()
 
     @torch.no_grad()
     def speculate(self, bucket: int, *, touched: Touched | None = None, squares: bool = True) -> float:
@@ -109,9 +108,7 @@ class ShardedOptimizer:
         """
         chosen = self._buckets[bucket]
         assert chosen.backup is not None, "speculate() needs ShardedOptimizer(speculative=True)"
-        total = chosen.update.speculate(chosen.choose(touched), chosen.backup, squares=squares)
-        self._mark_stepped()
-        return total
+        return chosen.update.speculate(chosen.choose(touched), chosen.backup, squares=squares)
 
     @torch.no_grad()
     def undo(self, bucket: int) -> None:
@@ -157,10 +154,6 @@ class ShardedOptimizer:
             for bucket in self._buckets.values() if changed else ():
                 bucket.set_options(index, changed)
         self._known = now
-
-    def _mark_stepped(self) -> None:
-        """For a scheduler on the template, which warns where it is stepped before its optimizer."""
-        vars(self._template)["_opt_called"] = True
 
 
 class _Bucket:

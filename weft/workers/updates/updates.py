@@ -13,7 +13,6 @@ The norm is known once every owner has done its last SYNC of the iteration; unti
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -313,10 +312,8 @@ def step_scheduler(scheduler: LRScheduler, *value: Any) -> None:
     """After a training step; or with what was measured, behind an epoch. Each scheduler goes by one of the two."""
     if isinstance(scheduler, ReduceLROnPlateau) is not bool(value):
         return
-    with warnings.catch_warnings():  # torch takes it for a mistake if the first step is one that was skipped
-        warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
-        with within(step_place(scheduler)):
-            scheduler.step(*value)
+    with within(step_place(scheduler)):
+        scheduler.step(*value)
 
 
 def group_of(template: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> dict[int, int]:
