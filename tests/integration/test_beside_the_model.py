@@ -122,3 +122,56 @@ def test_what_is_put_in_the_place_of_torchs_own_is_there_once_and_for_no_other_j
             torchs_own.put_back()
         ours = load_file(result["model"])
         assert [name for name, value in expected.items() if not torch.equal(ours[name], value)] == []
+
+
+MEAN = """
+import torch
+from torch import nn
+
+import weft
+
+
+class Averaged(nn.Module):
+    def __init__(self, where):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        zeros = torch.zeros(8, 8)
+        self.mean = nn.Parameter(zeros, requires_grad=False) if where == "a parameter" else nn.Buffer(zeros)
+
+    def forward(self, x):
+        return self.second(self.first(x).tanh())
+
+
+def workload(where="a buffer", validates=False):
+    x = torch.randn(48, 8, generator=torch.Generator().manual_seed(1))
+    model = Averaged(where)
+
+    def optimizer(parameters):
+        made = torch.optim.AdamW([each for each in parameters if each.requires_grad], lr=0.05)
+        made.register_step_post_hook(lambda *_: model.mean.lerp_(model.second.weight.detach(), 0.1))
+        return made
+
+    data = x, x.sin()
+    return weft.Workload(model, data, loss=nn.MSELoss(), optimizer=optimizer, validation=data if validates else None)
+"""
+
+
+@pytest.mark.parametrize(("where", "validates"), [("a buffer", False), ("a buffer", True), ("a parameter", False)])
+@pytest.mark.slow(seconds=2)
+def test_a_mean_that_a_hook_around_the_optimizers_step_keeps_has_all_steps(
+    daemon: Any, where: str, validates: bool
+) -> None:
+    """What others read of a stage was put there behind its last backward: the last step's was not in it."""
+    spec = daemon.spec(MEAN, args={"where": where, "validates": validates}, epochs=2)
+    result = daemon.run(spec)
+    assert result["state"] == "completed", result["error"]
+    ours, expected = load_file(result["model"]), train(spec).state
+    assert expected["mean"].abs().max() > 0
+    assert [name for name, value in expected.items() if not torch.equal(ours[name], value)] == []
+
+
+@pytest.mark.slow(seconds=1)
+def test_it_is_refused_where_stages_have_a_step_each(daemon: Any) -> None:
+    result = daemon.run(daemon.spec(MEAN, strategy={"stages": 2}, epochs=2))
+    assert (result["state"], result["reason"]) == ("failed", "invalid-plan")
+    assert "register_step_post_hook(workload.<locals>.optimizer.<locals>.<lambda>)" in result["error"]

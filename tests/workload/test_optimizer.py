@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -8,7 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from weft.workload.optimizer import can_skip_on_device, keep_alone, make_optimizer, note_sparse, tensors_by_place
+from weft.workload.optimizer import (
+    can_skip_on_device,
+    hook_of,
+    keep_alone,
+    make_optimizer,
+    note_sparse,
+    tensors_by_place,
+)
 from weft.workload.workload import WorkloadError
 
 FUSED: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
@@ -292,3 +300,20 @@ def test_a_step_that_counts_on_the_host_or_that_nobody_knows_is_left_out_by_the_
     optimizer = make_optimizer(factory(cls, **settings), parameters())
     assert optimizer is not None
     assert not can_skip_on_device(optimizer)
+
+
+def mean(*given: Any) -> None:
+    """A hook."""
+
+
+@pytest.mark.parametrize("name", ["register_step_pre_hook", "register_step_post_hook"])
+def test_a_hook_of_the_users_around_a_step_is_told_by_what_has_registered_it(name: str) -> None:
+    optimizer = make_optimizer(factory(torch.optim.SGD, lr=0.1, momentum=0.9), parameters())
+    assert optimizer is not None
+    assert hook_of(optimizer) is None, "of SGD there is one of ours"
+    of_all = getattr(sys.modules["torch.optim.optimizer"], name.replace("step", "optimizer_step"))
+    for register in (getattr(optimizer, name), of_all):
+        handle = register(mean)
+        assert hook_of(optimizer) == f"{register.__name__}(mean)"
+        handle.remove()
+    assert hook_of(optimizer) is None

@@ -8,11 +8,12 @@ worker) builds it here: the choice depends on the model's parameters and on the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils.weak import WeakIdKeyDictionary
 
 from weft.plan.error_places import within
@@ -121,8 +122,20 @@ def can_skip_on_device(optimizer: torch.optim.Optimizer) -> bool:
 
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Of the user's, around its step."""
-    hooks = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
-    return any(hook is not _begin_momentum for hook in hooks)
+    return hook_of(optimizer) is not None
+
+
+def hook_of(optimizer: torch.optim.Optimizer) -> str | None:
+    """The user's hook around its step, the first of several, by what has registered it; those around the step of every
+    optimizer are some, too."""
+    given: Mapping[str, Mapping[int, Any]] = {
+        "register_step_pre_hook": optimizer._optimizer_step_pre_hooks,
+        "register_step_post_hook": optimizer._optimizer_step_post_hooks,
+        "register_optimizer_step_pre_hook": _global_optimizer_pre_hooks,
+        "register_optimizer_step_post_hook": _global_optimizer_post_hooks,
+    }
+    found = ((by, hook) for by, hooks in given.items() for hook in hooks.values() if hook is not _begin_momentum)
+    return next((f"{by}({getattr(hook, '__qualname__', type(hook).__name__):.80})" for by, hook in found), None)
 
 
 def _is_dampened(group: dict[str, Any]) -> bool:

@@ -116,6 +116,32 @@ def test_a_stage_knows_what_its_steps_change_beside_what_is_trained(
     assert all(not stage.changing for stage in stages[:-1])
 
 
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (TWO, "each of 2 replicas has a model of its own; train one replica, or, where it looks"),
+        (GPU, "a replica on a device, .* is updated bucket by bucket; train on the CPU without staleness, or"),
+        ({"staleness": 1}, "or a stale one, is updated bucket by bucket; train on the CPU without staleness, or"),
+        ({"stages": 2}, "each of 2 stages has an optimizer and a part of the model; use stages = 1, or, where"),
+        ({"clip_norm": 1.0}, "strategy.clip_norm has a model updated bucket by bucket; leave clip_norm out, or"),
+        ({"skip_nonfinite": True}, "strategy.skip_nonfinite has .* bucket; leave skip_nonfinite out, or, where"),
+    ],
+)
+def test_a_hook_around_the_optimizers_step_is_refused_where_the_model_has_more_than_one_step(
+    plan_of: Callable[..., Plan],
+    changing: Callable[[dict[str, Any]], Inspection],
+    settings: dict[str, Any],
+    text: str,
+) -> None:
+    """It ran for each bucket or stage, on whatever that had, or in a worker whose model nobody trains."""
+    hooked = dataclasses.replace(changing({}), step_hook="register_step_post_hook(mean)")
+    with pytest.raises(PlanError, match=rf"register_step_post_hook\(mean\), is called once a step .*{text}"):
+        plan_of(hooked, **settings)
+    assert plan_of(changing({}), **settings).stages
+    assert plan_of(hooked, stages=1, microbatches=2).synchronisation is None
+    assert plan_of(hooked, stages=2, mode="forward").stages, "nobody steps"
+
+
 @pytest.mark.parametrize(("settings", "count"), [({}, 0), (TWO, 1)])
 def test_a_line_tells_of_what_a_step_keeps_where_nobody_else_knows_of_it(
     inspection_of: Callable[..., Inspection],

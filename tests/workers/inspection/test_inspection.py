@@ -462,6 +462,24 @@ def test_so_a_metric_that_cannot_be_measured_is_refused_where_there_is_validatio
         inspect(workload_of(model, validation=HELD_OUT, metrics={"top": torch.sub}), spec_of())
 
 
+@pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(3, 2)), nn.Linear(3, 2)])
+def test_a_hook_around_the_optimizers_step_is_told_and_what_it_changes(model: nn.Module) -> None:
+    weight = next(model.parameters())
+    model.register_parameter("mean", nn.Parameter(torch.zeros_like(weight), requires_grad=False))
+
+    def hooked(parameters: Any) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        optimizer.register_step_post_hook(lambda *_: model.get_parameter("mean").lerp_(weight.detach(), 0.1))
+        return optimizer
+
+    assert inspect(workload_of(model), spec_of())["step_hook"] is None
+    told = inspect(workload_of(model, optimizer=hooked), spec_of())
+    assert told["step_hook"].startswith("register_step_post_hook(")
+    assert [each["changed_as"] for each in told["parameters"]] == [
+        name if name == "mean" else None for name, _ in model.named_parameters()
+    ]
+
+
 def test_what_the_users_code_raises_passes_unchanged() -> None:
     def loss(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         raise ZeroDivisionError("theirs")

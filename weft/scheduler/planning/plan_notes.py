@@ -261,8 +261,15 @@ def check_backward_changes(
             )
 
 
-def check_sparse(strategy: Strategy, inspection: Inspection, placement: Placement) -> None:
-    """Buckets are dense. Errors: PlanError."""
+def check_updates(strategy: Strategy, inspection: Inspection, placement: Placement) -> None:
+    """Errors: PlanError."""
+    _check_sparse(strategy, inspection, placement)
+    if placement.learns and inspection.step_hook is not None:
+        _check_step_hook(strategy, inspection.step_hook, placement)
+
+
+def _check_sparse(strategy: Strategy, inspection: Inspection, placement: Placement) -> None:
+    """Buckets are dense."""
     name = next((each.sparse_as for each in inspection.parameters if each.sparse_as is not None), None)
     if name is None or placement.synchronisation is None:
         return
@@ -280,4 +287,26 @@ def check_sparse(strategy: Strategy, inspection: Inspection, placement: Placemen
     raise PlanError(
         f"the parameter {name!r:.80} gets a sparse gradient, and {why}; build its nn.Embedding or nn.EmbeddingBag with "
         f"sparse=False, or {remedy}"
+    )
+
+
+def _check_step_hook(strategy: Strategy, hook: str, placement: Placement) -> None:
+    """In the plain loop it is called once a step, and finds the whole model as it is updated."""
+    num_replicas, num_stages = len(placement.replicas), len(placement.cuts[0])
+    if placement.synchronisation is None and num_stages == 1:
+        return
+    if num_replicas > 1:
+        why, remedy = f"each of {num_replicas} replicas has a model of its own", "train one replica"
+    elif placement.replicas[0].private:
+        why = "a replica on a device, or a stale one, is updated bucket by bucket"
+        remedy = "train on the CPU without staleness"
+    elif num_stages > 1:
+        why, remedy = f"each of {num_stages} stages has an optimizer and a part of the model", "use stages = 1"
+    else:
+        field = "clip_norm" if strategy.clip_norm is not None else "skip_nonfinite"
+        why, remedy = f"strategy.{field} has a model updated bucket by bucket", f"leave {field} out"
+    raise PlanError(
+        f"a hook around the optimizer's step, {hook}, is called once a step in the plain loop and finds all of the "
+        f"model there, and {why}; {remedy}, or, where it looks at the optimizer's own parameters alone, override "
+        "`step` in an optimizer class of your own"
     )

@@ -47,7 +47,7 @@ from weft.scheduler.planning.plan_notes import (
     changing_in,
     check_backward_changes,
     check_changes,
-    check_sparse,
+    check_updates,
     plan_notes,
 )
 from weft.scheduler.planning.resized import fitted
@@ -252,7 +252,7 @@ def _placed(
 ) -> tuple[Placement, tuple[Ring, ...]]:
     strategy = spec.strategy
     placement = place(strategy, inspection, cuts, schedules=schedules, windows=windows, learns=spec.job.mode == "train")
-    check_sparse(strategy, inspection, placement)
+    check_updates(strategy, inspection, placement)
     if strategy.update == "balanced" and placement.synchronisation is not None:
         local = local_buckets(inspection, placement, by_layer=waits_by_layer(strategy, placement))
         placement = place(strategy, inspection, cuts, local, schedules=schedules)

@@ -61,7 +61,7 @@ from weft.workload.compiling.ahead import compile_ahead, note_calls, noted_calls
 from weft.workload.compiling.compiled import compiled_modules
 from weft.workload.data.batches import Batches
 from weft.workload.data.resident import can_be_resident
-from weft.workload.optimizer import make_optimizer
+from weft.workload.optimizer import hook_of, make_optimizer
 from weft.workload.units import is_cut_by_calls
 from weft.workload.workload import Workload, WorkloadError, make_scheduler, metric_of
 
@@ -287,7 +287,7 @@ def _inspected(
     sample = GradientSample(optimizer)
     trained = sizes_of_training(specs, batches.num_train)
     aliases, changes = aliases_of(workload.model) if learns else [], ParameterChanges(workload.model)
-    required = trainable(workload)
+    required, hook = trainable(workload), None if optimizer is None else hook_of(optimizer)
     attributes = Attributes(dict(workload.model.named_modules()))
     ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
     check_aliases(aliases)
@@ -297,9 +297,13 @@ def _inspected(
     looks = learns and not changing and not batches.streams
     again = _runs_again(workload, spec, batches, max(trained), device, specs) if looks else {}
     compiled_calls = _compiled_ahead(workload.model, spec, device)
+    own_updates = hook is None and _device_updates(specs, device)  # a hook may want all of the model in one place
     on_host, on_device = update_times(
-        workload, optimizer, sample, device, host=_host_updates(specs, device), own=_device_updates(specs, device)
+        workload, optimizer, sample, device, host=_host_updates(specs, device), own=own_updates
     )
+    if hook is not None:  # it may keep a mean in parameters that nobody trains
+        kept = {id(each) for each in workload.model.parameters() if not each.requires_grad} - required
+        changing |= {name for name in changes.names() if id(workload.model.get_parameter(name)) in kept}
     stepped = None if (update := on_host or on_device) is None else update.stepped
     scheduler = None if optimizer is None else make_scheduler(workload.scheduler, optimizer)
     return {
@@ -314,6 +318,7 @@ def _inspected(
         "parameters": parameter_facts(
             workload.model, ran.users, optimizer, stepped, digests, changing, sample.sparse, required
         ),
+        "step_hook": hook,
         "elementwise": optimizer is None or is_elementwise(optimizer),
         "weighted": workload.weight is not None,
         "on_epoch": learns and workload.on_epoch is not None,

@@ -171,7 +171,8 @@ class ModelParts:
         arena = self._state_arena(holder, state)
         movable = [] if isinstance(self._device, Accelerator) else state
         homes = move_state([each for each in movable if isinstance(each[1], nn.Parameter)], arena)
-        publish = keep_state(part, dict(state), arena, self._device)
+        keep = keep_state(part, dict(state), arena, self._device)
+        publish = functools.partial(self._publish, holder.stage, homes, keep)
         is_last = holder.stage == self._view.replicas[holder.replica].num_stages - 1
         parcels = StageParcels([pair for pair in self._parcels if pair[0].replica == holder[0]], holder[1], parameters)
         parts = ForwardParts.of(self._view, holder, parameters, self._go_on, self._device)
@@ -186,7 +187,7 @@ class ModelParts:
             read_batch=self._loaded.reader(holder),
             gradients=gradients,
             before_evaluation=self._buffers_of_first(holder, part),
-            publish=functools.partial(self._publish, holder.stage, homes, publish) if holder[0] == 0 else None,
+            publish=publish if holder[0] == 0 else None,
             device=self._device,
             skips_nonfinite=self._spec.strategy.skip_nonfinite,
             samples_of=functools.partial(sample_numbers, self._train, self._spec.job.seed),
@@ -194,13 +195,15 @@ class ModelParts:
         )
         names = dict(zip(map(id, parameters), self._names, strict=True))
         if self._memory is None and not self._course.itinerary.forward_only:
-            self.own_updates[holder.stage] = self._own_update(own, names, homes, holder.stage)
+            self.own_updates[holder.stage] = self._own_update(own, names, homes, publish, holder.stage)
         if holder.replica == 0:
             own_update = self.own_updates.get(holder.stage)
             trained = self._in_buckets if own_update is None else own_update.trained()
             self._shown[holder.stage] = Shown(part, names, trained)
 
-    def _own_update(self, own: OwnPart, names: Mapping[int, str], homes: Homes, stage: int) -> StageUpdate:
+    def _own_update(
+        self, own: OwnPart, names: Mapping[int, str], homes: Homes, publish: Callable[[], None], stage: int
+    ) -> StageUpdate:
         update = StageUpdate(
             own.workload,
             own.part.parameters(),
@@ -210,6 +213,7 @@ class ModelParts:
             drawing=drawing_of(self._view, self._device, self._spec.job.seed),
             value=self._course.measured,
             digests=Digests() if self._spec.strategy.verify == "digest" else None,
+            publish=lambda iteration: publish() if self._course.ends_training(iteration) else None,
         )
         if self._saved is not None:
             update.restore(self._saved)
@@ -360,11 +364,7 @@ class ModelParts:
         if plan.working_window is not None and replica not in self._windows:
             assert self._memory is not None
             self._windows[replica] = LayerWindow(
-                self._memory,
-                replica,
-                num_layers=plan.num_stages,
-                num_places=plan.working_window,
-                device=self._device,
+                self._memory, replica, num_layers=plan.num_stages, num_places=plan.working_window, device=self._device
             )
         return self._windows.get(replica)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -33,11 +33,12 @@ class StageUpdate:
         drawing: Drawing = draws_nothing,
         value: Value = lambda iteration: None,
         digests: Digests | None = None,
+        publish: Callable[[Iteration], None] = lambda iteration: None,
     ) -> None:
         """names: of the model's parameters, by their ids, in their order. reports: it tells the learning rate of each
         step. homes: where the parameters are to be found behind an update. drawing: around each step. value: what the
         scheduler is to be stepped with before an iteration's update. digests: where what it leaves is compared with
-        what it finds."""
+        what it finds. publish: called behind each step, which may have changed buffers as well, by a hook on it."""
         self._optimizer = make_optimizer(workload.optimizer, workload.model.parameters()) if parameters else None
         self._scheduler = None if self._optimizer is None else make_scheduler(workload.scheduler, self._optimizer)
         self._members: list[list[str]] = []  # names in each group, other stages' too
@@ -53,6 +54,7 @@ class StageUpdate:
         self._reports = reports
         self._value = value
         self._digests = digests
+        self._publish = publish
 
     def trained(self) -> set[int]:
         """The ids of the parameters that it updates."""
@@ -122,6 +124,7 @@ class StageUpdate:
             self._homes.bring_back()
             self._note()
             self._optimizer.zero_grad(set_to_none=True)
+            self._publish(iteration)
         if self._scheduler is not None:
             step_scheduler(self._scheduler)
         if self._reports:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from weft.transport.memory.collectives import as_real
 from weft.workers.updates.optimizer_state import ShardPart
+from weft.workload.optimizer import has_hooks
 
 _TYPES = (torch.optim.Adam, torch.optim.AdamW)  # exact types
 _WIDE = (torch.float32, torch.float64)  # dtypes in which a sum of squares is exact enough
@@ -32,7 +33,7 @@ _TILE = 1 << 18
 
 def can_tile(optimizer: torch.optim.Optimizer) -> bool:
     """Whether every group takes the fused kernel, and nothing of the user's hangs on `step`."""
-    if type(optimizer) not in _TYPES or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+    if type(optimizer) not in _TYPES or has_hooks(optimizer):
         return False
     return all(
         group["fused"] and all(parameter.dtype in _WIDE and parameter.is_cpu for parameter in group["params"])
