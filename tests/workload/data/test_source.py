@@ -40,6 +40,14 @@ def orders(made: DataSource, epochs: int = 3) -> list[list[int]]:
     return [made.order(epoch, 3).tolist() for epoch in range(epochs)]
 
 
+class Scaled(DataLoader[Any]):
+    """Was trained on what its dataset has, as if nobody had scaled it."""
+
+    def __iter__(self) -> Any:
+        for x, y in super().__iter__():
+            yield 10 * x, y
+
+
 class Halves(Sampler[int]):
     """Another half of the data in each epoch."""
 
@@ -202,6 +210,10 @@ class OneWay(IterableDataset[int]):
         (
             DataLoader(ITEMS, sampler=Lists()),
             "its sampler gives list; let it give the numbers of sing",
+        ),  # type: ignore[arg-type]
+        (
+            Scaled(ITEMS, batch_size=4),
+            "its DataLoader, a Scaled, has a __iter__ of its own, and here nobody iterates over it; let",
         ),  # type: ignore[arg-type]
         (
             DataLoader(ITEMS, batch_size=None),

@@ -43,6 +43,9 @@ from weft.workload.workload import CollateFunction, Workload, WorkloadError, kin
 Field = Literal["train", "validation"]
 Whole = tuple[list[torch.Tensor], Skeleton]  # the samples along the first dimension of each
 
+_ITERATING = ("__iter__", "_get_iterator")  # of a DataLoader; those of these packages change no batch
+_PLAINLY_ITERATED = frozenset({"torch", "torchdata"})
+
 
 class Tensors(Dataset[Any]):
     """A tree of tensors, the samples along the first dimension of each."""
@@ -138,6 +141,12 @@ def source_of(
 def _of_loader(
     loader: DataLoader[Any], dataset: Dataset[Any], workload: Workload, field: Field, batch_size: int | None
 ) -> DataSource:
+    for name in _ITERATING:
+        if getattr(type(loader), name).__module__.partition(".")[0] not in _PLAINLY_ITERATED:
+            raise WorkloadError(
+                f"Workload.{field}: its DataLoader, a {kind_of(loader)}, has a {name} of its own, and here nobody "
+                "iterates over it; let the dataset, `collate_fn` or the step do what that does with batches"
+            )
     batches = loader.batch_sampler
     if batches is None:
         raise WorkloadError(
