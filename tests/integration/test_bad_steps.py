@@ -96,6 +96,11 @@ CASES: Mapping[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
         {},
         ["the step calls backward() at line.py:", "; leave it out, as what the optimizer does"],
     ),
+    "a step that clips a gradient": (
+        {"step": "nn.utils.clip_grad_norm_(model.parameters(), 1e-6); return loss(model(batch['x'], odd), batch)"},
+        {},
+        ["the step calls clip_grad_norm_ at line.py:", "leave it out, as backward(): strategy.clip_norm bounds the"],
+    ),
     "an item of another structure": (
         {"items": f"del items[{ODD}]['odd']"},
         {},

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import clip_grad
 
 from weft.spec.job_spec import JobSpec
 from weft.workers.devices.host import HostDevice
@@ -478,6 +479,29 @@ def test_a_hook_around_the_optimizers_step_is_told_and_what_it_changes(model: nn
     assert [each["changed_as"] for each in told["parameters"]] == [
         name if name == "mean" else None for name, _ in model.named_parameters()
     ]
+
+
+def step_with(act: Callable[[nn.Module], object]) -> dict[str, Any]:
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        act(model)
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    return {"loss": None, "step": step}
+
+
+@pytest.mark.parametrize("clip", [nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_], ids=lambda clip: clip.__name__)
+def test_a_step_that_clips_what_is_no_gradient_yet_is_refused(clip: Any) -> None:
+    """Its gradients come behind it: nothing was clipped, or with several microbatches what those before have left."""
+    helpers = dict(vars(clip_grad))
+    given = workload_of(nn.Linear(3, 2), **step_with(lambda model: clip(model.parameters(), 0.1)))
+    with pytest.raises(WorkloadError, match=f"the step calls {clip.__name__} at .*strategy.clip_norm bounds the norm"):
+        inspect(given, spec_of())
+    assert vars(clip_grad) == helpers
+
+
+def test_a_step_may_ask_for_the_norm_of_the_weights() -> None:
+    norm = step_with(lambda model: nn.utils.get_total_norm(list(model.parameters())))
+    assert inspect(workload_of(nn.Linear(3, 2), **norm), spec_of())
 
 
 def test_what_the_users_code_raises_passes_unchanged() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
@@ -33,6 +35,9 @@ from weft.workload.cutting.regions import Fed, Read, Regions
 from weft.workload.cutting.skipped import Key, Returned, key_of, returned_of
 from weft.workload.cutting.visible import CallKind, Forward, Visible, listening, visible_modules
 from weft.workload.workload import WorkloadError
+
+# Of torch's functions that clip gradients: what they look up as they are called.
+_CLIPPED_BY = {"_clip_grads_with_norm_": "clip_grad_norm_", "_group_tensors_by_device_and_dtype": "clip_grad_value_"}
 
 
 class StepRecording(TorchFunctionMode):
@@ -70,7 +75,7 @@ class StepRecording(TorchFunctionMode):
     def run(self, step: Step, batch: Any, seed: Seed) -> Recorded:
         refusing = register_optimizer_step_pre_hook(_refuse_update)
         try:
-            with listening(self._visible, self), self.numbers.running(seed), self:
+            with _refusing_to_clip(), listening(self._visible, self), self.numbers.running(seed), self:
                 result = step(self._model, batch)
         finally:
             refusing.remove()
@@ -290,6 +295,34 @@ def _refuse_update(optimizer: Any, args: Any, kwargs: Any) -> NoReturn:
     raise WorkloadError(
         f"the step calls the step() of {type(optimizer).__name__} at {user_line()}; leave it out, as zero_grad() and "
         "backward(): Weft updates all parameters by Workload.optimizer, and two that take turns (a GAN's) are no job"
+    )
+
+
+@contextlib.contextmanager
+def _refusing_to_clip() -> Iterator[None]:
+    """By what torch's functions call, however the step has come by them: without gradients they do nothing."""
+    known = vars(clip_grad)
+    before = {helper: known[helper] for helper in _CLIPPED_BY if helper in known}  # a torch may have others
+
+    def refusing(helper: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if sys._getframe(1).f_code.co_name == _CLIPPED_BY[helper]:
+                _refuse_to_clip(_CLIPPED_BY[helper])
+            return before[helper](*args, **kwargs)
+
+        return call
+
+    known.update({helper: refusing(helper) for helper in before})
+    try:
+        yield
+    finally:
+        known.update(before)
+
+
+def _refuse_to_clip(name: str) -> NoReturn:
+    raise WorkloadError(
+        f"the step calls {name} at {user_line()}, and the gradient that it is to clip comes after the step; leave it "
+        "out, as backward(): strategy.clip_norm bounds the norm of the whole gradient"
     )
 
 
