@@ -278,6 +278,15 @@ def workload():
         ("made(scheduler_metric=1)", "Workload.scheduler_metric is int; give 'loss', or the name of a metric"),
         ("made(scheduler='cosine')", "Workload.scheduler is str; give a function, or leave it out"),
         ("made(metrics=['accuracy'])", "Workload.metrics is list; give a mapping from names to functions"),
+        (
+            "made(loss=None, step=lambda model, x, y: None)",
+            r"Workload.step is called with \(model, batch\), and takes \(model, x, y\): missing .* 'y'",
+        ),
+        ("made(loss=lambda output: None)", r"Workload.loss is called with \(output, target\), and takes \(output\)"),
+        ("made(optimizer=lambda: None)", r"Workload.optimizer is called with \(parameters\), and takes \(\): too many"),
+        ("made(scheduler=lambda o, lr: None)", r"Workload.scheduler is called with \(optimizer\), and takes \(o, lr\)"),
+        ("made(on_epoch=lambda: None)", r"Workload.on_epoch is called with \(values\), and takes \(\): too many"),
+        ("made(metrics={'a': lambda y: y})", r"Workload.metrics\['a'\] is called with \(output, target\), and takes"),
         ("made(metrics={'accuracy': 1})", r"Workload.metrics\['accuracy'\] is int; give a function"),
         ("made(metrics={1: abs})", "Workload.metrics: the name 1 is no text; give one in UTF-8"),
         ("made(metrics={'a\\udc00': abs})", r"Workload.metrics: the name 'a.udc00' is no text; give one in UTF-8"),
@@ -312,6 +321,27 @@ def test_an_error_that_only_a_later_load_has_tells_that_there_are_several(
     with pytest.raises(RuntimeError, match="done before") as caught:
         load_workload(spec)
     assert fault_of(caught.value).message.endswith(f"RuntimeError: done before\n{LOADED_BEFORE}\n")
+
+
+def test_an_error_of_other_arguments_does_not(write: Write) -> None:
+    load_workload(write())
+    with pytest.raises(TypeError) as caught:
+        load_workload(write(hidden="3"))
+    assert LOADED_BEFORE not in fault_of(caught.value).message
+
+
+def test_what_a_decorator_takes_is_not_asked_of_the_function_under_it(write: Write) -> None:
+    decorated = """
+import functools
+def unpacked(function):
+    @functools.wraps(function)
+    def call(model, batch):
+        return function(model, *batch)
+    return call
+@unpacked
+def step(model, x, y): ...
+"""
+    assert load_workload(write(decorated + SOURCE.replace("loss=torch.nn.MSELoss()", "step=step"))).loss is None
 
 
 def test_an_error_of_an_edit_does_not(write: Write) -> None:

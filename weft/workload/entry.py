@@ -40,7 +40,17 @@ LOADED_BEFORE = (
     "The same file has run in this process before, without this error: Weft runs a job's file, and calls its function, "
     "several times in a process. Where the error comes of that, let what can be done but once look whether it is done"
 )
-_newest: dict[Path, tuple[int, ...]] = {}  # the file that was loaded last, and what tells it from an edited one
+_CALLED_WITH = {
+    "optimizer": ("parameters",),
+    "loss": ("output", "target"),
+    "step": ("model", "batch"),
+    "validate": ("model", "batch"),
+    "weight": ("batch",),
+    "collate": ("items",),
+    "scheduler": ("optimizer",),
+    "on_epoch": ("values",),
+}
+_newest: dict[Path, tuple[object, ...]] = {}  # loaded last: the file, and what tells it from an edited one
 _own_argv: list[list[str]] = []  # what sys.argv is in this process, while it is a job's
 
 
@@ -63,7 +73,7 @@ def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
         raise WorkloadError(str(error)) from None
     _own_argv[:] = _own_argv or [sys.argv]
     sys.argv = [str(spec.entry_file)]
-    with _import_settings(spec.directory), numbered(sink), _once_more(spec.entry_file):
+    with _import_settings(spec.directory), numbered(sink), _once_more(spec):
         seed_all(spec.job.seed)
         function = _entry_function(spec, _import_entry(spec.entry_file))
         _check_arguments(function, spec)
@@ -139,10 +149,11 @@ def _import_settings(directory: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _once_more(path: Path) -> Iterator[None]:
-    """Tells of an error that a load before it, of the same file in this process, did not have."""
+def _once_more(spec: JobSpec) -> Iterator[None]:
+    """Tells of an error that a load before it, of the same file and arguments in this process, did not have."""
+    path = spec.entry_file
     found = path.stat()
-    state = found.st_mtime_ns, found.st_size, found.st_ino
+    state = found.st_mtime_ns, found.st_size, found.st_ino, repr(spec.job.args)
     try:
         yield
     except NeedsValuesError:  # it is loaded once more for that
@@ -230,6 +241,10 @@ def _checked(workload: object, spec: JobSpec) -> Workload:
         optional = getattr(workload, name)
         if optional is not None and not callable(optional):
             raise WorkloadError(f"Workload.{name} is {kind_of(optional)}; give a function, or leave it out")
+    for name, arguments in _CALLED_WITH.items():
+        _check_call(getattr(workload, name), f"Workload.{name}", arguments)
+    for name, metric in workload.metrics.items():
+        _check_call(metric, f"Workload.metrics[{name!r:.80}]", _CALLED_WITH["loss"])
     return workload
 
 
@@ -258,6 +273,20 @@ def _check_function(given: object, what: str) -> None:
         raise WorkloadError(f"{what} is the class {given.__name__}; give a module of it, such as {given.__name__}()")
     if not callable(given):
         raise WorkloadError(f"{what} is {kind_of(given)}; give a function")
+
+
+def _check_call(function: object, what: str, arguments: tuple[str, ...]) -> None:
+    """Before it is called from somewhere inside of Weft, with a traceback of that."""
+    if not callable(function):  # left out
+        return
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)  # a decorator may take what that does not
+    except (TypeError, ValueError):  # as in `_check_arguments`
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise WorkloadError(f"{what} is called with ({', '.join(arguments)}), and takes {signature}: {error}") from None
 
 
 def _check_metrics(metrics: object) -> None:

@@ -169,7 +169,8 @@ def _check(optimizer: object, given: list[nn.Parameter]) -> None:
     if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
         raise WorkloadError(
             "Workload.optimizer returned an optimizer of other parameters than it was given; "
-            "build it on its argument, the parameters of Workload.model as this process has it"
+            "build it on its argument, the parameters of Workload.model as this process has it (a loss with parameters "
+            "that are trained is a part of the model, and Workload.step calls it)"
         )
 
 

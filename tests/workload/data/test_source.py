@@ -225,7 +225,10 @@ class OneWay(IterableDataset[int]):
         ({"a": torch.tensor(1.0)}, r"tensors of shapes \(\); the first dimensions must be equal"),
         (OneWay(), r"is an IterableDataset \(OneWay\) with neither a length nor a state; give it a __len__, or state"),
         (DataLoader(OneWay()), r"Workload.train is an IterableDataset \(OneWay\) with neither a length nor a state"),
-        (iter([]), "Workload.train is list_iterator; give a map-style dataset"),
+        (
+            iter([]),
+            "Workload.train is list_iterator; give a map-style .*, an IterableDataset, a DataLoader of one of these",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

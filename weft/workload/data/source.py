@@ -255,7 +255,7 @@ def _dataset(data: Any, field: Field, workload: Workload) -> Dataset[Any]:
     if not is_sized or isinstance(data, (str, bytes, nn.Module)):
         raise WorkloadError(
             f"Workload.{field} is {kind_of(data)}; give a map-style dataset with __len__ and __getitem__, "
-            "or a pair of tensors (inputs, targets)"
+            "an IterableDataset, a DataLoader of one of these, or a pair of tensors (inputs, targets)"
         )
     if type(data) is dict and data and not all(number in data for number in range(len(data))):
         kinds = {kind_of(value) for value in data.values()}
