@@ -214,10 +214,11 @@ def test_what_a_job_switches_in_torch_is_not_the_next_jobs(daemon: RealDaemon) -
 @pytest.mark.days(3)
 def test_a_full_queue_is_told_with_75_and_takes_jobs_again_when_one_has_ended(own_daemon: StartDaemon) -> None:
     daemon = own_daemon(workers=1, environment={"WEFT_MAX_QUEUED": "1"})
-    with held(daemon, strategy={"microbatches": 4}) as (job, _, gate):
+    with held(daemon, strategy={"microbatches": 4}) as (job, spec, gate):
         refused = daemon.weft("submit", daemon.spec_file(daemon.spec()))
         assert refused.returncode == 75
         assert "max_queued" in refused.stderr
+        assert daemon.client.submit(spec, job=job) == {"job": job, "created": False}
         gate.open()
         daemon.client.wait(job, SECONDS)
     assert daemon.weft("submit", "-f", daemon.spec_file(daemon.spec())).returncode == 0
@@ -356,6 +357,7 @@ def test_sigterm_lets_running_jobs_end_and_keeps_the_others_for_the_next_daemon(
         until(lambda: "shutting down" in (restarting.client.show(waiting)["why"] or ""), "the drain")
         with pytest.raises(RequestRefused, match="shutting down"):
             restarting.submit(waiting_spec)
+        assert restarting.client.submit(waiting_spec, job=waiting) == {"job": waiting, "created": False}
         gate.open()
         assert restarting.process.wait(SECONDS) == 0
     restarting.until_nothing_lives(5.0)

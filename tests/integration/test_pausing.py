@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from weft.client.client import RequestRefused
+
 num_shared_mappings = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))["num_shared_mappings"]
 _RECOVERY = runpy.run_path(str(Path(__file__).with_name("test_recovery.py")))
 held_behind_a_snapshot, check_is_undisturbed = _RECOVERY["held_behind_a_snapshot"], _RECOVERY["check_is_undisturbed"]
@@ -55,6 +57,18 @@ def test_a_paused_job_frees_its_workers_and_memory_and_goes_on_with_the_same_bit
         assert daemon.client.resume(job) == {"job": job, "created": False}
         check_is_undisturbed(daemon, job, spec)
     assert "starts again" not in daemon.log_of(job)
+
+
+@pytest.mark.days(3)
+@pytest.mark.slow(seconds=8)
+def test_a_paused_job_goes_on_where_the_queue_is_full_of_it(own_daemon: StartDaemon) -> None:
+    daemon = own_daemon(workers=1, environment={"WEFT_MAX_QUEUED": "1"})
+    with held_behind_a_snapshot(daemon, {"microbatches": 4}) as (job, spec, gate):
+        pause(daemon, job, gate)
+        with pytest.raises(RequestRefused, match="max_queued"):
+            daemon.submit(spec)
+        assert daemon.client.resume(job) == {"job": job, "created": False}
+        check_is_undisturbed(daemon, job, spec)
 
 
 @pytest.mark.slow(seconds=4)

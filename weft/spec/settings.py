@@ -69,7 +69,7 @@ class Settings(BaseModel):
     accounting: bool = Field(
         default=True, description="whether lanes stamp where their time goes; false only to measure it"
     )
-    max_queued: int = Field(default=1000, ge=1, description="jobs that wait or run; one more is refused")
+    max_queued: int = Field(default=1000, ge=1, description="jobs that wait, run or are paused; one more is refused")
     drain_seconds: float = Field(default=20.0, gt=0, allow_inf_nan=False, description="budget of a drain after SIGTERM")
 
     @field_validator("runtime_dir", "state_dir", "runs_dir", "cache_dir")

@@ -24,12 +24,15 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from weft.machine.descriptors import is_among_the_last
+from weft.machine.run_file import RunFileError
 from weft.metrics.prometheus.exporter import Exporter
 from weft.scheduler.daemon.guard import Complaints, Spawn
 from weft.scheduler.runs.run import Changed
+from weft.scheduler.runs.run_directory import read_log
 from weft.transport.wire.frames import (
     MAX_CLIENT_FRAME_BYTES,
     MAX_REPLY_BYTES,
@@ -47,6 +50,7 @@ MANY = 64  # visits at once, after which what they took is worth giving back: up
 LOOK_SECONDS = 1.0  # between two looks at whether a client that waits is still there
 READ_BYTES = 1 << 16
 BUFFERED_BYTES = 1 << 16  # that wait to be sent to a client before it has to read
+MAX_OFFSET = 1 << 40  # far above what a log may have; file systems refuse to look further than 2**43 or so
 
 T = TypeVar("T")
 _log = logging.getLogger("weft.reception")
@@ -177,6 +181,28 @@ class Caller:
                 await changed.wait()
         except TimeoutError:
             pass
+
+
+class FollowedLog:
+    """A job's log from a byte offset on, as a follower has it."""
+
+    def __init__(self, directory: Path, offset: int) -> None:
+        if not 0 <= offset <= MAX_OFFSET:
+            raise WireError(ErrorCode.BAD_FIELD, f"offset is {offset}; it counts the bytes of the log from 0")
+        self._directory = directory
+        self._offset = offset
+        self._noticed = ""
+
+    async def send_new(self, caller: Caller) -> None:
+        """To its end. Where it cannot be read the follower is told so once, and still gets what comes after it."""
+        try:
+            while data := await asyncio.to_thread(read_log, self._directory, self._offset):
+                self._offset += len(data)
+                await caller.send({"log": data.decode("utf-8", "replace"), "offset": self._offset})
+        except RunFileError as error:
+            if self._noticed != str(error):
+                self._noticed = str(error)
+                await caller.send({"notice": self._noticed})
 
 
 Verb = Callable[[Message, Caller], Awaitable[Message]]

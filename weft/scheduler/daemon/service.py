@@ -22,12 +22,11 @@ from weft.scheduler.core.job import Phase
 from weft.scheduler.daemon.driver import Driver
 from weft.scheduler.daemon.observatory import summary_of
 from weft.scheduler.daemon.pool import Pool
-from weft.scheduler.daemon.reception import Caller, Reception, Verb
+from weft.scheduler.daemon.reception import Caller, FollowedLog, Reception, Verb
 from weft.scheduler.ledger.ledger import AsyncLedger, IdTaken, JobRow, Ledger, LedgerError, Submission
 from weft.scheduler.runs.recording import keep_recording
 from weft.scheduler.runs.removal import NotRemoved, claim, remove
 from weft.scheduler.runs.result import DETAILS, add_critical_path, best_model_of, details_of, model_of, result_of
-from weft.scheduler.runs.run_directory import read_log
 from weft.spec.job_id import InvalidJobId
 from weft.spec.job_spec import JobSpec, SpecError
 from weft.spec.job_state import JobState
@@ -39,7 +38,6 @@ PROGRESS_SECONDS = 1.0
 MAX_JOBS_LISTED = 1000
 MAX_WAIT_SECONDS = 86_400.0  # of one `wait` request; event loops refuse times far above
 MAX_PRIORITY = 1000  # as in a spec, and below
-MAX_OFFSET = 1 << 40  # far above what a log may have; file systems refuse to look further than 2**43 or so
 
 
 class Service:
@@ -83,7 +81,6 @@ class Service:
     # --- verbs
 
     async def _submit(self, request: Message, caller: Caller) -> Message:
-        self._check_room()
         tables = field(request, "spec", dict)
         job = field(request, "job", (str, type(None)), None)
         priority = field(request, "priority", (int, type(None)), None)
@@ -93,13 +90,12 @@ class Service:
 
     async def _restart(self, request: Message, caller: Caller) -> Message:
         """A terminal state never changes: what starts is a new job, with what the ledger has of the old one."""
-        self._check_room()
         row = await self._ended_row(request, caller)
         return await self._admit(row.spec, None, row.priority)
 
     async def _resume(self, request: Message, caller: Caller) -> Message:
         """One that is paused goes on itself; else as `_restart`, from the newest checkpoint of the old one."""
-        self._check_room()
+        self._check_takes_jobs()
         row = await self._row(request)
         if self._is_paused(row.job):
             if problem := self._driver.crew.why_not(JobSpec.parse(row.spec)):
@@ -119,27 +115,37 @@ class Service:
         job = row.spec["job"] | {"resume_from": row.run_dir}
         return await self._admit(row.spec | {"job": job}, None, row.priority)
 
-    def _check_room(self) -> None:
+    def _check_takes_jobs(self) -> None:
         if self._core.draining:
             raise WireError(
                 ErrorCode.DRAINING, "the daemon is shutting down and takes no jobs; submit after its restart"
             )
+
+    def _check_room(self) -> None:
+        """For one job more."""
+        self._check_takes_jobs()
         if len(self._driver.runs) >= self._settings.max_queued:
             raise WireError(
                 ErrorCode.QUEUE_FULL,
-                f"{len(self._driver.runs)} jobs wait or run, the most that max_queued allows; try again when one ends",
+                f"{len(self._driver.runs)} jobs wait, run or are paused, the most that max_queued allows; "
+                "try again when one ends",
             )
         if are_short():
             raise WireError(ErrorCode.QUEUE_FULL, "the daemon has hardly a descriptor left; try again when a job ends")
 
     async def _admit(self, tables: Message, job: str | None, priority: int | None) -> Message:
-        """job: the user's id for it, if any; priority: instead of the spec's, if any."""
+        """job: the user's id for it, if any; priority: instead of the spec's, if any. One that is known needs no room:
+        who never heard that it was taken asks again."""
+        is_new = job is None or await self._ledger.run(Ledger.job, job) is None
+        if is_new:
+            self._check_room()
         try:
             num_gpus = list(self._driver.crew.kinds().values()).count("gpu")
             spec = await asyncio.to_thread(_checked_spec, tables, num_gpus)  # many mistakes take long to write
         except SpecError as error:
             raise WireError(ErrorCode.INVALID_SPEC, str(error)) from None
-        await self._refuse_impossible(spec, job)
+        if is_new and (problem := await asyncio.to_thread(problem_of_job, spec) or self._driver.crew.why_not(spec)):
+            raise WireError(ErrorCode.INVALID_SPEC, problem)  # it can never run here
         try:
             await self._driver.writer.check_room(self._settings.runs_path)
             submission = await self._ledger.run(
@@ -159,12 +165,6 @@ class Service:
         if submission.is_new:
             self._driver.adopt(submission.row, attempt=1)
         return {"job": submission.row.job, "created": submission.is_new}
-
-    async def _refuse_impossible(self, spec: JobSpec, job: str | None) -> None:
-        """Errors: WireError for what can never run here. A job that is known, submitted again, is no news."""
-        problem = await asyncio.to_thread(problem_of_job, spec) or self._driver.crew.why_not(spec)
-        if problem and (job is None or await self._ledger.run(Ledger.job, job) is None):
-            raise WireError(ErrorCode.INVALID_SPEC, problem)
 
     async def _remove(self, request: Message, caller: Caller) -> Message:
         """First what the job left on disk, then its row: what fails half-way can be tried again."""
@@ -257,7 +257,7 @@ class Service:
         live = field(request, "live", bool, True)
         with_progress = field(request, "progress", bool, False)
         sent_at = 0.0
-        log = _FollowedLog(Path(row.run_dir), offset)
+        log = FollowedLog(Path(row.run_dir), offset)
         while True:
             run = self._driver.runs.get(row.job)
             seen = run.changed.num_times if run else 0
@@ -375,25 +375,3 @@ def _add_and_claim(ledger: Ledger, *args: Any, **kwargs: Any) -> Submission:
         with suppress(OSError):
             claim(Path(submission.row.run_dir), submission.row.job)
     return submission
-
-
-class _FollowedLog:
-    """A job's log from a byte offset on, as a follower has it."""
-
-    def __init__(self, directory: Path, offset: int) -> None:
-        if not 0 <= offset <= MAX_OFFSET:
-            raise WireError(ErrorCode.BAD_FIELD, f"offset is {offset}; it counts the bytes of the log from 0")
-        self._directory = directory
-        self._offset = offset
-        self._noticed = ""
-
-    async def send_new(self, caller: Caller) -> None:
-        """To its end. Where it cannot be read the follower is told so once, and still gets what comes after it."""
-        try:
-            while data := await asyncio.to_thread(read_log, self._directory, self._offset):
-                self._offset += len(data)
-                await caller.send({"log": data.decode("utf-8", "replace"), "offset": self._offset})
-        except RunFileError as error:
-            if self._noticed != str(error):
-                self._noticed = str(error)
-                await caller.send({"notice": self._noticed})
