@@ -41,22 +41,44 @@ def test_a_paused_job_frees_its_workers_and_memory_and_goes_on_with_the_same_bit
 ) -> None:
     daemon = own_daemon()
     directory = daemon.directory().pid
-    before = num_shared_mappings(directory)
+    mapped = num_shared_mappings(directory)
     with held_behind_a_snapshot(daemon, STRATEGIES[strategy]) as (job, spec, gate):
         pause(daemon, job, gate)
+        before = standing(daemon.client.show(job))
+        assert before["step"] > 0
         if restarts:  # the next one knows what this one has answered
             daemon.kill()
             daemon.start()
+            assert standing(daemon.client.show(job)) == before
         else:
             shown = daemon.client.show(job)
             assert shown["step"] < shown["steps"]
             assert {worker["state"] for worker in daemon.client.status()["workers"]} <= {"free", "down"}
-            until(lambda: num_shared_mappings(directory) == before, "its memory is free")
+            until(lambda: num_shared_mappings(directory) == mapped, "its memory is free")
         shown = daemon.client.show(job)
         assert (shown["state"], bool(shown["checkpoint"])) == ("paused", True)
         assert daemon.client.resume(job) == {"job": job, "created": False}
         check_is_undisturbed(daemon, job, spec)
+        assert daemon.client.show(job)["started_at"] == before["started_at"]
     assert "starts again" not in daemon.log_of(job)
+
+
+def standing(shown: dict[str, Any]) -> dict[str, Any]:
+    return {name: shown[name] for name in ("state", "step", "steps", "loss", "started_at")}
+
+
+@pytest.mark.days(3)
+@pytest.mark.slow(seconds=7)
+def test_a_paused_job_that_is_cancelled_after_a_restart_tells_what_it_had_come_to(restarting: Any) -> None:
+    with held_behind_a_snapshot(restarting, PIPELINE) as (job, _, gate):
+        pause(restarting, job, gate)
+        before = restarting.client.show(job)
+        restarting.kill()
+        restarting.start()
+        assert restarting.client.cancel(job) == "cancelled"
+        result = restarting.client.wait(job, SECONDS)
+        assert (result["steps"], result["loss"]) == (before["step"], before["loss"])
+        assert result["seconds"] > 0
 
 
 @pytest.mark.days(3)

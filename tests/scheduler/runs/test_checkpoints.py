@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from weft.machine.checkpoint_files import write_checkpoint
 from weft.plan.plan import Plan
 from weft.plan.tables import Adjustment
 from weft.scheduler.planning.partition import PlanError
-from weft.scheduler.runs.checkpoints import adjusted_behind, find_checkpoint, training_of
+from weft.scheduler.runs.checkpoints import adjusted_behind, come_to, find_checkpoint, training_of
 from weft.scheduler.runs.run import Run
 from weft.scheduler.runs.run_directory import RunDirectory
 from weft.spec.job_spec import JobSpec
@@ -54,6 +55,21 @@ def test_what_holds_behind_a_checkpoint_is_kept_and_gone_on_with(tmp_path: Path,
     assert found.checkpoint.adjusted == ((iteration, Adjustment(shares=(1.0, 2.0))),)
     assert found.refused == []
     run.files.close()
+
+
+def test_what_a_job_has_come_to_is_told_by_its_newest_checkpoint_and_the_line_of_that_step(
+    tmp_path: Path, plan: Plan
+) -> None:
+    assert come_to(tmp_path) is None
+    save(tmp_path, plan, {})
+    assert come_to(tmp_path) == (STEP, None), "its line is lost"
+    line = {"epoch": 0, "lr": 0.1, "grad_norm": None, "samples": 8, "seconds": 0.1}
+    lines = [json.dumps({**line, "step": step, "loss": step / 4}) for step in range(1, STEP + 3)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 8, "lo']))
+    assert come_to(tmp_path) == (STEP, STEP / 4)
+    damaged = tmp_path / "checkpoints" / "step-00000007"
+    damaged.mkdir()
+    assert come_to(tmp_path) == (STEP, STEP / 4), "another attempt begins there, too"
 
 
 def test_a_job_that_draws_from_a_stream_without_a_length_may_go_on_with_more_steps(

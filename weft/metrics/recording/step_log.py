@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -124,6 +125,20 @@ def recorded_iterations(path: Path, itinerary: Itinerary) -> int:
         raise StepLogError(f"{path}: its last line is no line of a step log ({type(error).__name__})") from error
     behind = itinerary.validations_per_epoch if isinstance(last, Validation) else 0
     return itinerary.update_of(last.step) + 1 + behind
+
+
+def loss_after(path: Path, step: int) -> float | None:
+    """Of so many training steps, the loss of the last, for who went on little behind it; None where it is not told."""
+    try:
+        data = read(path, MAX_LINE_BYTES, offset=max(0, size(path) - MAX_LINE_BYTES))
+    except OSError:
+        return None
+    for line in reversed(data.splitlines()):
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            entry = _entry(json.loads(line))
+            if isinstance(entry, Step) and entry.step == step:
+                return entry.loss
+    return None
 
 
 def read_step_log(path: Path) -> StepLog:

@@ -44,6 +44,7 @@ from weft.scheduler.daemon.replacing.succession import SIGNALS, Succession
 from weft.scheduler.daemon.service import Service
 from weft.scheduler.ledger.ledger import AsyncLedger, Ledger, LedgerError
 from weft.scheduler.ledger.series import publish
+from weft.scheduler.runs.checkpoints import come_to
 from weft.scheduler.runs.run_directory import tidy
 from weft.scheduler.runs.run_writer import RunWriter
 from weft.spec.settings import Settings
@@ -276,6 +277,9 @@ class _Daemon:
         for row in await ledger.run(Ledger.unfinished):
             if row.job in driver.runs:
                 continue
+            with driver.guard.around(f"what {row.job} has come to"):  # it may wait for long before it trains again
+                if (found := await asyncio.to_thread(come_to, Path(row.run_dir))) is not None:
+                    await ledger.run(Ledger.record, row.job, step=found[0], loss=found[1])
             with driver.guard.around(f"the return of {row.job}"):  # it stays as it is in the ledger
                 driver.adopt(row, attempt=row.attempt + 1)
 

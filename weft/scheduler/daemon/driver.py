@@ -121,7 +121,7 @@ class Driver:
             return
         files = RunDirectory(row.job, Path(row.run_dir), self.writer)
         run = Run(job=row.job, spec=spec, files=files, state=row.state, submitted_at=row.submitted_at)
-        run.code = read_code(files.path) if attempt > 1 else {}
+        run.started_at, run.code = row.started_at, read_code(files.path) if attempt > 1 else {}
         self.runs[row.job] = run
         self._begin_task("directory", row.job, self._make_directory(run))
         paused = row.state is JobState.PAUSED

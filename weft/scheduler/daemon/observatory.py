@@ -63,12 +63,18 @@ def brief_of(row: JobRow, driver: Driver) -> Json:
         "exception": (row.result or {}).get("exception"),
         "priority": row.priority,
         "step": attempt.progress.step if attempt else row.step,
-        "steps": attempt.plan.itinerary.steps if attempt else (row.result or {}).get("steps"),
+        "steps": attempt.plan.itinerary.steps if attempt else _steps_of(row),
         "loss": attempt.progress.loss if attempt else row.loss,
         "submitted_at": row.submitted_at,
         "started_at": row.started_at,
         "ended_at": row.ended_at,
     }
+
+
+def _steps_of(row: JobRow) -> int | None:
+    """Of a job without a plan; None where its spec tells epochs."""
+    planned: int | None = (row.result or {}).get("steps")
+    return row.spec.get("job", {}).get("steps") if planned is None else planned
 
 
 class Observatory:

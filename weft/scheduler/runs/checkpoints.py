@@ -20,7 +20,7 @@ from weft.machine.checkpoint_files import (
     set_refused_aside,
 )
 from weft.metrics.recording.step_log import FILE as METRICS
-from weft.metrics.recording.step_log import StepLogError, recorded_iterations
+from weft.metrics.recording.step_log import StepLogError, loss_after, recorded_iterations
 from weft.plan.plan import Plan
 from weft.plan.tables import Adjustment
 from weft.scheduler.core.events import Snapshot
@@ -36,6 +36,16 @@ class Found:
     standing: Standing = field(default_factory=Standing)  # of training, with it
     recorded: int = 0  # iterations whose lines are in the step log
     refused: list[str]  # why newer ones are not used
+
+
+def come_to(run_dir: Path) -> tuple[int, float | None] | None:
+    """What a job has by its newest checkpoint, with which the next attempt begins: training steps that are done, and
+    the loss of the last, None where that is not known. None where there is no checkpoint. Digests are not looked at."""
+    for path in reversed(checkpoints(run_dir)):
+        with contextlib.suppress(CheckpointError):
+            step = read_manifest(path).step
+            return step, loss_after(run_dir / METRICS, step)
+    return None
 
 
 def find_checkpoint(run: Run, plan: Plan) -> Found:
