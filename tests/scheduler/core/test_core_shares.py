@@ -79,7 +79,7 @@ def rehearse(plan_of: Callable[..., Plan]) -> Rehearse:
 
 
 def test_new_shares_hold_from_the_first_iteration_that_nobody_was_sent_anything_of(rehearse: Rehearse) -> None:
-    play = rehearse(share="adaptive")
+    play = rehearse(share="adaptive", window=4000)
     (command,) = play.measure(1.0, 4.0)
     assert isinstance(command, Adjust)
     assert command.first_iteration == AHEAD_ITERATIONS

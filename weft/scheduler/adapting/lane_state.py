@@ -14,6 +14,7 @@ class LaneState:
     sent: int = 0  # tasks of the endless program
     finished: int = 0
     allowed: int | None = None  # to be sent so far; None where the window alone says it
+    ahead: int = 0  # tasks that it may be sent beyond those that are finished
     heard: float = 0.0  # when the daemon heard of the newest of those that are finished, in seconds
 
     @property

@@ -1,15 +1,16 @@
 """Dispatch: what the lanes of a running job are sent next, and how the job is adjusted. Functions on a Job. Of its
 snapshots weft.scheduler.core.copying has charge.
 
-A lane is sent the tasks of its endless program up to a window ahead of what it has finished, and no further than a
-policy allows. Sockets keep the order of messages, so each worker knows of an adjustment before it is sent the tasks
-that need it: those of positions that are granted, and those of the first iteration with new shares or routes.
+A lane is sent the tasks of its endless program up to a window ahead of what it has finished, to no more iterations than
+the window has of the longest program, and no further than a policy allows. Sockets keep the order of messages, so each
+worker knows of an adjustment before it is sent the tasks that need it: those of positions that are granted, and those
+of the first iteration with new shares or routes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, assert_never
 
 from weft.plan.buckets import Route
@@ -36,6 +37,7 @@ from weft.scheduler.core.gates import at_gate, first_gate, open_gate
 from weft.scheduler.core.job import Job
 
 POLICIES = (AdaptiveShares, Stealing, BalancedRoutes)
+MIN_AHEAD = 2  # iterations, as far as the window goes: in one a lane would wait for the daemon at its end
 
 
 def policies_of(plan: Plan) -> tuple[Policy[Any], ...]:
@@ -55,6 +57,7 @@ def begin(job: Job) -> list[Command]:
             total=iterations * len(program),
             sent=begins * len(program),
             finished=begins * len(program),
+            ahead=ahead(job.plan, program),
         )
         for lane, program in job.plan.graph.programs.items()
     }
@@ -70,6 +73,13 @@ def begin(job: Job) -> list[Command]:
         checkpoint += snapshots.begin_again(job)
     work = (command for state in lanes.values() for command in lane_finished(job, state))
     return [*again, *checkpoint, *work, *at_gate(job)]
+
+
+def ahead(plan: Plan, program: Sequence[int]) -> int:
+    """Tasks that a lane with the program may be sent ahead: one with few of them would be sent more iterations than
+    others, and whatever is to begin with one of which nothing was sent would be late by these."""
+    longest = max(map(len, plan.graph.programs.values()))
+    return min(plan.window, max(MIN_AHEAD, -(-plan.window // longest)) * len(program))
 
 
 def first_iteration(job: Job) -> int:
@@ -92,18 +102,16 @@ def lane_finished(job: Job, lane: LaneState) -> list[Command]:
 
 def top_up(job: Job, lane: LaneState) -> list[Command]:
     """Sends the lane its next tasks, up to the window, once half of the window is free."""
-    assert job.plan is not None
     outstanding = lane.sent - lane.finished
-    if outstanding and 2 * outstanding > job.plan.window:
+    if outstanding and 2 * outstanding > lane.ahead:
         return []
-    return _send(job, lane, job.plan.window)
+    return _send(job, lane, lane.ahead)
 
 
 def send_ahead(job: Job, windows: int) -> list[Command]:
     """So many to each lane, as far as it may be sent, with a snapshot at their begin: the next one is behind them."""
-    assert job.plan is not None
-    ahead = windows * job.plan.window
-    work = (command for lane in job.lanes.values() for command in _send(job, lane, ahead, is_handed_over=True))
+    lanes = job.lanes.values()
+    work = (command for lane in lanes for command in _send(job, lane, windows * lane.ahead, is_handed_over=True))
     return [*snapshots.begin(job), *work]
 
 
@@ -131,7 +139,7 @@ def _send(job: Job, lane: LaneState, ahead: int, *, is_handed_over: bool = False
 
 
 def asked(job: Job, event: JobMeasured | SnapshotDue | CheckpointDue | StopRequested) -> list[Command]:
-    """What changes the iterations that come, of which no lane has been sent anything."""
+    """What changes the iterations that come, of which no lane has been sent anything, or nothing but data."""
     match event:
         case JobMeasured():
             return measured(job, event)
@@ -145,7 +153,8 @@ def asked(job: Job, event: JobMeasured | SnapshotDue | CheckpointDue | StopReque
 
 
 def end_after(job: Job, iterations: int) -> None:
-    """iterations: no fewer than any lane has been sent something of."""
+    """iterations: no fewer than any lane has been sent something of, but for those that load: what they have loaded
+    behind the end is let go of with them."""
     job.ends = min(job.ends, iterations)
     for lane in job.lanes.values():
         lane.total = job.ends * len(lane.program)
@@ -171,8 +180,8 @@ def measured_for_schedulers(job: Job, event: EpochJudged) -> list[Command]:
 
 
 def stop(job: Job, event: StopRequested) -> list[Command]:
-    """Ends training with the first step of which no lane has been sent anything, since after its last one a worker
-    leaves what is saved of the model; or at the gate before that. Nothing where the job ends as soon."""
+    """Ends training with the first step of which no lane has been sent more than to load its data, since after its last
+    one a worker leaves what is saved of the model; or at the gate before that. Nothing where the job ends as soon."""
     step = snapshots.next_to_learn(job)
     ends = step + 1 if job.gate is None else min(step + 1, job.gate)
     if ends >= job.ends:

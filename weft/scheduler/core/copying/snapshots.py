@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from weft.plan.placement import LOAD
 from weft.plan.tables import Adjustment
+from weft.scheduler.adapting.lane_state import LaneState
 from weft.scheduler.core.events import Adjust, Command, EpochJudged, RecordSnapshot, SaveSnapshot, Snapshot
 from weft.scheduler.core.job import Job
 
@@ -72,7 +74,7 @@ def begin_each(job: Job) -> list[Command]:
         return []
     itinerary = job.plan.itinerary
     ends = min(iterations_ahead(job), itinerary.num_iterations)
-    learning = (index for index in range(first_unsent(job), ends) if itinerary.at(index).learns)
+    learning = (index for index in range(first_unread(job), ends) if itinerary.at(index).learns)
     return [command for index in learning for command in copy(job, index, to_disk=False)]
 
 
@@ -95,7 +97,7 @@ def begin_checkpoint(job: Job) -> list[Command]:
     every, itinerary = job.plan.checkpoint_steps, job.plan.itinerary
     if every is None or not _may_save(job):
         return []
-    first = first_unsent(job)
+    first = first_unread(job)
     done = itinerary.at(first).step if first < itinerary.num_iterations else itinerary.steps
     return copy(job, itinerary.update_of((done // every + 1) * every), to_disk=True)
 
@@ -133,10 +135,11 @@ def copy(job: Job, iteration: int, *, to_disk: bool, best: bool = False) -> list
     return [Adjust(job.name, job.attempt, job.workers, iteration, Adjustment(snapshot=place))]
 
 
-def next_to_learn(job: Job) -> int:
-    """Of the iterations of which no lane has been sent anything; behind the last one where none of them learns."""
+def next_to_learn(job: Job, begins: int | None = None) -> int:
+    """Of the iterations from one on, by default of which no lane has been sent more than data; behind the last one
+    where none of them learns."""
     assert job.plan is not None
-    itinerary, first = job.plan.itinerary, first_unsent(job)
+    itinerary, first = job.plan.itinerary, first_unread(job) if begins is None else begins
     if first >= itinerary.num_iterations or itinerary.forward_only:
         return itinerary.num_iterations
     iteration = itinerary.at(first)
@@ -185,4 +188,14 @@ def save(job: Job) -> list[Command]:
 
 def first_unsent(job: Job) -> int:
     """The first iteration of which no lane has been sent anything."""
-    return max(-(-lane.sent // len(lane.program)) for lane in job.lanes.values())
+    return max(map(_first_unsent, job.lanes.values()))
+
+
+def first_unread(job: Job) -> int:
+    """The first iteration of which no lane has been sent anything but to load its data. Where steps are slow that is
+    sooner: lanes that load are ahead by all that there is room for, and nothing that they load is in a snapshot."""
+    return max(_first_unsent(lane) for lane in job.lanes.values() if lane.name != LOAD)
+
+
+def _first_unsent(lane: LaneState) -> int:
+    return -(-lane.sent // len(lane.program))

@@ -28,7 +28,7 @@ def begin(job: Job) -> list[Command]:
     end, an epoch is to be judged between."""
     assert job.plan is not None
     itinerary, told = job.plan.itinerary, snapshots.newest_told(job)
-    after = snapshots.next_to_learn(job) if told is None else told
+    after = snapshots.next_to_learn(job, snapshots.first_unsent(job)) if told is None else told
     if job.replay is not None or job.stopping is not None or not job.plan.recovers:
         return []
     if after >= itinerary.num_iterations or itinerary.at(after).step + 2 >= itinerary.steps:
