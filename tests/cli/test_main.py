@@ -259,6 +259,7 @@ def test_a_loss_that_is_not_finite_is_null_in_json(runtime: Path, daemon: Any) -
         ("unknown-verb", 70),
         ("not-ended", 75),
         ("not-removed", 74),
+        ("not-saved", 74),
         ("not-replaced", 1),
         ("internal-error", 70),
     ],

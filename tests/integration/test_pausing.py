@@ -83,6 +83,36 @@ def test_a_paused_job_that_is_cancelled_after_a_restart_tells_what_it_had_come_t
 
 @pytest.mark.days(3)
 @pytest.mark.slow(seconds=8)
+def test_a_paused_job_that_the_disk_does_not_take_says_so_and_is_saved_before_the_daemon_ends(restarting: Any) -> None:
+    refusals: list[RequestRefused] = []
+
+    def ask() -> None:
+        with pytest.raises(RequestRefused, match="in memory alone") as refusal:
+            restarting.client.pause(job)
+        refusals.append(refusal.value)
+
+    with held_behind_a_snapshot(restarting, PIPELINE) as (job, spec, gate):
+        in_the_way = Path(restarting.client.show(job)["run_dir"], "checkpoints")
+        in_the_way.touch()
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        restarting.until_logged(job, "asked to pause")
+        gate.open()
+        asking.join(SECONDS)
+        assert [refusal.code for refusal in refusals] == ["not-saved"], restarting.log_of(job)
+        before = restarting.client.show(job)
+        assert (before["state"], before["checkpoint"], "in memory alone" in before["why"]) == ("paused", None, True)
+        in_the_way.unlink()
+        assert restarting.stop() == 0
+        restarting.until_nothing_lives()
+        restarting.start()
+        assert standing(restarting.client.show(job)) == standing(before)
+        restarting.client.resume(job)
+        check_is_undisturbed(restarting, job, spec)
+
+
+@pytest.mark.days(3)
+@pytest.mark.slow(seconds=8)
 def test_a_paused_job_goes_on_where_the_queue_is_full_of_it(own_daemon: StartDaemon) -> None:
     daemon = own_daemon(workers=1, environment={"WEFT_MAX_QUEUED": "1"})
     with held_behind_a_snapshot(daemon, {"microbatches": 4}) as (job, spec, gate):

@@ -58,6 +58,7 @@ _REFUSALS: dict[str, int] = {
     ErrorCode.NOT_ENDED: TRY_LATER,
     ErrorCode.NOT_PAUSED: USAGE,
     ErrorCode.NOT_REMOVED: CANNOT_WRITE,
+    ErrorCode.NOT_SAVED: CANNOT_WRITE,
     ErrorCode.NOT_REPLACED: FAILED,
     ErrorCode.NO_ROOM: CANNOT_WRITE,
     ErrorCode.TIMED_OUT: TIMED_OUT,

@@ -11,6 +11,7 @@ import pytest
 
 from weft.plan.plan import Plan
 from weft.scheduler.core.core import Core
+from weft.scheduler.core.ending import SAVE_AGAIN_SECONDS
 from weft.scheduler.core.events import (
     CancelRequested,
     Dispatch,
@@ -30,6 +31,7 @@ from weft.scheduler.core.events import (
     SnapshotDue,
     SnapshotMissed,
     SnapshotSaved,
+    Ticked,
     WorkerJoined,
     WorkerLost,
     WorkerReleased,
@@ -93,6 +95,24 @@ def test_its_memory_goes_once_it_is_on_the_disk_and_stays_where_it_is_not(rehear
     assert rehearsal.found(SaveSnapshot)[-1].snapshot.iteration == done - 1
     assert rehearsal.tell(SnapshotSaved(job="a", path="there")) == [DropArenas(job="a", attempt=None)]
     assert rehearsal.job.snapshot is None
+
+
+def test_what_the_disk_has_not_taken_is_told_and_tried_again_later_and_before_the_daemon_ends(rehearsal: Any) -> None:
+    pause(rehearsal)
+    save, drop = rehearsal.found(SaveSnapshot)[-1], DropArenas(job="a", attempt=None)
+    assert "in memory alone" not in str(why(rehearsal.core, "a")), "it is on its way"
+    rehearsal.tell(SnapshotSaved(job="a", path=None))
+    assert "in memory alone" in str(why(rehearsal.core, "a"))
+    assert rehearsal.tell(Ticked()) == []
+    later = SAVE_AGAIN_SECONDS
+    assert rehearsal.core.handle(Ticked(), later) == [save]
+    assert rehearsal.core.handle(Ticked(), 2 * later) == [], "it is on its way"
+    assert rehearsal.core.handle(SnapshotSaved(job="a", path=None), 2 * later) == []
+    assert rehearsal.core.handle(Ticked(), 2 * later) == []
+    assert rehearsal.core.handle(DrainRequested(now=False), 2 * later) == [save]
+    assert rehearsal.tell(SnapshotSaved(job="a", path="there")) == [drop]
+    assert "in memory alone" not in str(why(rehearsal.core, "a"))
+    assert rehearsal.core.handle(Ticked(), 9 * later) == []
 
 
 def test_resumed_it_goes_on_from_the_disk_to_its_end(rehearsal: Any, plan: Plan) -> None:

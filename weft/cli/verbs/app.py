@@ -286,7 +286,8 @@ def cancel(
 def pause(job: LiveJob, json: Json = False) -> None:
     """Stop a job at the end of an iteration, and free its workers and memory, until `weft resume` goes on with it.
 
-    What it has come to goes to the disk. It stays paused over restarts of the daemon, and loses no step.
+    What it has come to goes to the disk. It stays paused over restarts of the daemon, and loses no step. Where the disk
+    does not take that, this ends with 74: it stays in memory, and is tried again.
     """
     state = Client().pause(job)
     _print_json({"job": job, "state": state}) if json else print(state)

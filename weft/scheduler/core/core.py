@@ -232,6 +232,7 @@ class Core(Starting):
         if job is None or job.phase is not Phase.PAUSED:
             return []
         self._move(job, Phase.QUEUED, "resumed")
+        job.saves_again = None
         return [events.RecordState(job=job.name, state="queued", attempt=job.attempt)]
 
     def _cancel_requested(self, event: events.CancelRequested) -> list[Command]:
@@ -256,7 +257,7 @@ class Core(Starting):
             if job.phase in _MAPPED:
                 commands += _hand_memory_on(job)
                 continue
-            job.snapshot = job.best = None
+            job.snapshot = job.best = job.saves_again = None
             if job.phase is Phase.QUEUED:
                 job.plan = None
             elif job.phase is Phase.PREPARING:
@@ -344,8 +345,8 @@ class Core(Starting):
 
     def _drain_requested(self, event: events.DrainRequested) -> list[Command]:
         self.draining = True
-        if not event.now:  # what waits in the queue does so for the next daemon
-            waiting = [job for job in self.jobs.values() if job.phase is Phase.QUEUED]
+        if not event.now:  # what waits in the queue, or is paused, does so for the next daemon
+            waiting = [job for job in self.jobs.values() if job.phase in (Phase.QUEUED, Phase.PAUSED)]
             return [command for job in waiting for command in snapshots.save(job)]
         saved = [command for job in self.jobs.values() for command in snapshots.save(job)]
         return [*saved, *(command for job in self._active() for command in self._release(job, outcomes.SHUTDOWN))]
@@ -353,6 +354,8 @@ class Core(Starting):
     def _ticked(self) -> list[Command]:
         commands: list[Command] = []
         for job in self.jobs.values():
+            if job.saves_again is not None and not job.saving and self._now >= job.saves_again:
+                commands += snapshots.save(job)
             if job.deadline is not None and self._now >= job.deadline:
                 job.deadline = None  # a killed worker is lost soon, and never answers otherwise
                 cause = f"did not let go of {job.name} in time"

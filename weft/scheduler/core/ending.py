@@ -16,6 +16,7 @@ from weft.scheduler.core.state import State
 from weft.spec.workers_needed import inspecting_worker
 
 RELEASE_SECONDS = 10.0  # a worker that has not let go by then is killed; a task on a CPU lasts well under it
+SAVE_AGAIN_SECONDS = 30.0  # until a snapshot that the disk has not taken is tried again; arbitrary: each is a process
 CANCEL_SECONDS = 1.0  # the same of a job that somebody has cancelled, and waits for: done within 2 s, come what may
 
 
@@ -45,11 +46,15 @@ class Ending(State):
         return [record, *snapshots.save(job), *self._let_go_of_copies(job)]
 
     def _let_go_of_copies(self, job: Job) -> list[Command]:
-        """Of a job that is paused, once they are on the disk: that is where it will find them."""
+        """Of a job that is paused, once they are on the disk: that is where it will find them. Where the disk has not
+        taken the newest it is tried again, later."""
         kept = job.snapshot
-        if job.saving or (kept is not None and kept.path is None and kept.iteration > job.on_disk):
+        if job.saving:
             return []
-        job.snapshot, copies, job.copies = None, job.copies, False
+        if kept is not None and kept.path is None and kept.iteration > job.on_disk:
+            job.saves_again = self._now + SAVE_AGAIN_SECONDS
+            return []
+        job.saves_again, job.snapshot, copies, job.copies = None, None, job.copies, False
         return [events.DropArenas(job=job.name, attempt=None)] if copies else []
 
     def _release(self, job: Job, outcome: Outcome, *, keeps: Iterable[str] = ()) -> list[Command]:

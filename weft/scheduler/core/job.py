@@ -112,6 +112,7 @@ class Job:
     best: Snapshot | None = None  # the best so far, while it waits for its turn to be written to the disk
     saving: list[Snapshot] = field(default_factory=list)  # that are being written to the disk, one after another
     on_disk: int = -1  # the iteration of the newest that is there
+    saves_again: float | None = None  # when, of one that is paused and whose snapshot could not be saved
     copies: bool = False  # memory for snapshots may have been made
     losses: list[str] = field(default_factory=list)  # of workers, since it came further than ever; a report of each
     replay: Replay | None = None  # of an iteration, from its first run on until it stands

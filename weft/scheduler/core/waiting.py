@@ -5,10 +5,14 @@ from __future__ import annotations
 from weft.scheduler.core.core import Core
 from weft.scheduler.core.job import Phase
 
+UNSAVED = "what it has come to is in memory alone: the disk has not taken it, its log says why, and it is tried again"
+
 
 def why(core: Core, name: str) -> str | None:
     """The sentence for a job that has not ended; None if it does not wait."""
     job = core.jobs[name]
+    if job.saves_again is not None:
+        return f"it is paused, but {UNSAVED}; `weft resume {name}` goes on with it"
     if job.phase is Phase.PAUSED:
         return f"it is paused; `weft resume {name}` goes on with it"
     if job.stopping is not None:

@@ -334,6 +334,9 @@ class _Daemon:
         while driver.savers.num_active and not self._failure and asyncio.get_running_loop().time() < deadline:
             notify.notify_extend(self._environment, 2 * TICK_SECONDS)
             await asyncio.sleep(0.05)
+        for job in driver.core.jobs.values():
+            if job.saves_again is not None:
+                _log.error("%s is paused, and what it had come to since its newest checkpoint is lost", job.name)
 
 
 class _Door:

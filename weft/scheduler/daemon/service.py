@@ -19,6 +19,7 @@ from weft.plan.schedules.given import problem_of_job
 from weft.scheduler.core.core import Core
 from weft.scheduler.core.events import CancelRequested, PauseRequested, ResumeRequested
 from weft.scheduler.core.job import Phase
+from weft.scheduler.core.waiting import why
 from weft.scheduler.daemon.driver import Driver
 from weft.scheduler.daemon.observatory import summary_of
 from weft.scheduler.daemon.pool import Pool
@@ -281,17 +282,20 @@ class Service:
         return {"state": (await self._row(request)).state}
 
     async def _pause(self, request: Message, caller: Caller) -> Message:
-        """Answered once its workers are free; or it has ended first."""
+        """Answered once its workers are free and it is on the disk; or it has ended first."""
         row = await self._row(request)
         if (run := self._driver.runs.get(row.job)) is not None:
-            if (why := run.why_not_paused()) is not None:
-                raise WireError(ErrorCode.NOT_PAUSED, f"{row.job} cannot be paused: {why}")
+            if (problem := run.why_not_paused()) is not None:
+                raise WireError(ErrorCode.NOT_PAUSED, f"{row.job} cannot be paused: {problem}")
             run.files.log("asked to pause")
             self._driver.feed(PauseRequested(job=row.job))
             while row.job in self._driver.runs and not self._is_paused(row.job):
                 await caller.wait_for(run.changed)
             await self._driver.savers.wait(row.job)
             await self._until_known(request, row.job, paused=True)
+            job = self._core.jobs.get(row.job)
+            if job is not None and job.saves_again is not None:
+                raise WireError(ErrorCode.NOT_SAVED, f"{row.job}: {why(self._core, row.job)}")
         return {"state": (await self._row(request)).state}
 
     async def _until_known(self, request: Message, job: str, *, paused: bool) -> None:

@@ -61,6 +61,7 @@ class ErrorCode(enum.StrEnum):
     NOT_ENDED = "not-ended"
     NOT_PAUSED = "not-paused"
     NOT_REMOVED = "not-removed"
+    NOT_SAVED = "not-saved"
     NOT_REPLACED = "not-replaced"
     INTERNAL_ERROR = "internal-error"
     LEDGER_UNAVAILABLE = "ledger-unavailable"
