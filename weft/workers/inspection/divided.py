@@ -1,4 +1,5 @@
-"""Divided: whether a batch comes to the same whole and in parts, as replicas have it, which only running it tells.
+"""Divided: whether a batch comes to the same whole and in parts, as replicas have it, run twice, or several at a time;
+which only running it tells.
 
     four batches of an epoch of training, the first and the last among them, and as many of validation
         whole      values, gradients   ┐  equal but for rounding; no random numbers drawn, of which parts have others;
@@ -23,6 +24,8 @@ from torch import nn
 from weft.plan.division import Part
 from weft.plan.itinerary import Iteration
 from weft.spec.job_spec import JobSpec
+from weft.spec.strategy import Strategy
+from weft.workers.devices.device import Accelerator, Device
 from weft.workers.inspection.ran import first_batch
 from weft.workers.updates.optimizer_state import is_elementwise
 from weft.workload.data.batches import Batches
@@ -59,7 +62,27 @@ def why_undivided(workload: Workload, spec: JobSpec) -> str | None:
         return f"in parts they raise {type(error).__name__}: {str(error).partition(chr(10))[0]:.200}"
 
 
-def keeps_elsewhere(workload: Workload, spec: JobSpec, batches: Batches, size: int) -> bool:
+def run_again(
+    workload: Workload, spec: JobSpec, batches: Batches, size: int, device: Device, specs: Sequence[JobSpec]
+) -> dict[str, Any]:
+    """What the host finds out by running a step again, where some plan may do so, or have several under way."""
+    again = any(each.strategy.recompute for each in specs)
+    if not isinstance(device, Accelerator):
+        again |= len(specs) > 1 or any(each.strategy.is_auto or each.strategy.may_have_replicas for each in specs)
+    several = device.torch.type == "cpu" and any(_may_hold_several(each.strategy) for each in specs)  # a GPU's is large
+    return {
+        "keeps_elsewhere": again and _keeps_elsewhere(workload, spec, batches, size),
+        "mixes_microbatches": several and _mixes_microbatches(workload, spec, batches, size),
+    }
+
+
+def _may_hold_several(strategy: Strategy) -> bool:
+    """Whether a stage may have several microbatches under way, that are not computed again."""
+    one_by_one = strategy.recompute or (strategy.schedule in ("1f1b", "model-parallel") and not strategy.may_be_cut)
+    return max(strategy.microbatch_counts) > 1 and not one_by_one
+
+
+def _keeps_elsewhere(workload: Workload, spec: JobSpec, batches: Batches, size: int) -> bool:
     """Whether a step that is run again, with the parameters, buffers and random numbers that it began with, comes to
     another loss: it has left something in an attribute, in a global or in a generator of its own."""
     iteration, part = first_batch(size, training=True)
@@ -76,7 +99,7 @@ def keeps_elsewhere(workload: Workload, spec: JobSpec, batches: Batches, size: i
         return False
 
 
-def mixes_microbatches(workload: Workload, spec: JobSpec, batches: Batches, size: int) -> bool:
+def _mixes_microbatches(workload: Workload, spec: JobSpec, batches: Batches, size: int) -> bool:
     """Whether a microbatch's backward comes to other gradients where the next one's forward has run since: it takes
     what a forward has left in an attribute, as reversible layers may do."""
     total = min(2 * size, batches.num_train)

@@ -29,13 +29,12 @@ from weft.machine.free_memory import free_memory
 from weft.plan.itinerary import Itinerary
 from weft.spec.candidates import candidates, is_undecided, looked_at, on_one_worker, with_parts
 from weft.spec.job_spec import JobSpec
-from weft.spec.strategy import Strategy
 from weft.spec.workers_needed import ONE_CORE, Host
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.devices.host import HostDevice
 from weft.workers.inspection.cut_facts import inspect_batches
-from weft.workers.inspection.divided import keeps_elsewhere, mixes_microbatches, why_undivided
+from weft.workers.inspection.divided import run_again, why_undivided
 from weft.workers.inspection.known import NOTHING, Known
 from weft.workers.inspection.pairs import inspect_pairs
 from weft.workers.inspection.sizes import (
@@ -295,7 +294,7 @@ def _inspected(
     for unit in ran.units if sample.sparse else ():
         unit["in_place"] = True  # indices are the batch's own memory, and by the update that may have the next one
     looks = learns and not changing and not batches.streams
-    again = _runs_again(workload, spec, batches, max(trained), device, specs) if looks else {}
+    again = run_again(workload, spec, batches, max(trained), device, specs) if looks else {}
     compiled_calls = _compiled_ahead(workload.model, spec, device)
     own_updates = hook is None and _device_updates(specs, device)  # a hook may want all of the model in one place
     on_host, on_device = update_times(
@@ -362,26 +361,6 @@ def _check(workload: Workload, spec: JobSpec, batches: Batches) -> None:
     trains = any(parameter.requires_grad for parameter in workload.model.parameters())
     if spec.job.mode == "train" and not trains:
         raise WorkloadError("Workload.model has no parameter that requires a gradient; there is nothing to train")
-
-
-def _runs_again(
-    workload: Workload, spec: JobSpec, batches: Batches, size: int, device: Device, specs: Sequence[JobSpec]
-) -> dict[str, Any]:
-    """What the host finds out by running a step again, where some plan may do so, or have several under way."""
-    again = any(each.strategy.recompute for each in specs)
-    if not isinstance(device, Accelerator):
-        again |= len(specs) > 1 or any(each.strategy.is_auto or each.strategy.may_have_replicas for each in specs)
-    several = device.torch.type == "cpu" and any(_may_hold_several(each.strategy) for each in specs)  # a GPU's is large
-    return {
-        "keeps_elsewhere": again and keeps_elsewhere(workload, spec, batches, size),
-        "mixes_microbatches": several and mixes_microbatches(workload, spec, batches, size),
-    }
-
-
-def _may_hold_several(strategy: Strategy) -> bool:
-    """Whether a stage may have several microbatches under way, that are not computed again."""
-    one_by_one = strategy.recompute or (strategy.schedule in ("1f1b", "model-parallel") and not strategy.may_be_cut)
-    return max(strategy.microbatch_counts) > 1 and not one_by_one
 
 
 def _host_updates(specs: Sequence[JobSpec], device: Device) -> bool:

@@ -106,10 +106,8 @@ class Attempt:
         )
         is_compared, is_alone = spec.strategy.verify == "replay", _is_changed_by_updates_alone(spec, view, workload)
         self._evidence = Evidence(self.course, self._loaded, self._parts, tell) if tell and is_compared else None
-        copying = [task for task in tasks if task.kind is Kind.SNAPSHOT]
-        self._snapshots = Copies(
-            copying, snapshots or directory, device, self.course, self._parts, tell, beside=is_alone
-        )
+        own, where = [task for task in tasks if task.kind is Kind.SNAPSHOT], snapshots or directory
+        self._snapshots = Copies(own, where, device, self.course, self._parts, tell, beside=is_alone)
 
     def _find_tasks_run_inside(self, view: WorkerView) -> None:
         """Milestones, and later parts of a forward: they are run from inside another task."""
