@@ -198,6 +198,7 @@ class Inspection:
     keeps_elsewhere: bool = False  # a step that is run again, all else as it was, comes to another loss
     mixes_microbatches: bool = False  # a backward comes to other gradients behind another microbatch's forward
     loose_parameter: str | None = None  # on a device: the name of one that something beside modules has hold of
+    set_by_step: str | None = None  # an option of the optimizer's groups, by name, that the step itself has set
     step_hook: str | None = None  # the user's around the optimizer's step, by what has registered it
     on_epoch: bool = False  # the workload has a function that is asked after each epoch
     endless: bool = False  # the training data are a stream without a length: one epoch, of what the steps need
@@ -298,6 +299,7 @@ class Inspection:
             keeps_elsewhere=data.get("keeps_elsewhere", False),
             mixes_microbatches=data.get("mixes_microbatches", False),
             loose_parameter=data.get("loose_parameter"),
+            set_by_step=data.get("set_by_step"),
             step_hook=data.get("step_hook"),
             data_bytes=data.get("data_bytes"),
             unchosen=data.get("unchosen"),

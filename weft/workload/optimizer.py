@@ -7,6 +7,7 @@ worker) builds it here: the choice depends on the model's parameters and on the 
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
@@ -123,6 +124,16 @@ def can_skip_on_device(optimizer: torch.optim.Optimizer) -> bool:
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Of the user's, around its step."""
     return hook_of(optimizer) is not None
+
+
+def options_of(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    """What its groups have beside parameters, as it is now, by what people call it. None: of a job that only runs."""
+    return {
+        f"param_groups[{number}][{key!r}]": copy.copy(value)
+        for number, group in enumerate(() if optimizer is None else optimizer.param_groups)
+        for key, value in group.items()
+        if key != "params"
+    }
 
 
 def hook_of(optimizer: torch.optim.Optimizer) -> str | None:

@@ -142,6 +142,17 @@ def test_a_hook_around_the_optimizers_step_is_refused_where_the_model_has_more_t
     assert plan_of(hooked, stages=2, mode="forward").stages, "nobody steps"
 
 
+def test_an_option_of_the_optimizer_that_the_step_sets_is_refused_where_others_have_their_own(
+    plan_of: Callable[..., Plan], changing: Callable[[dict[str, Any]], Inspection]
+) -> None:
+    sets = dataclasses.replace(changing({}), set_by_step="param_groups[0]['lr']")
+    for settings in ({}, {"stages": 2}, {"microbatches": 2}, {"replicas": 2, "mode": "forward"}):
+        assert plan_of(sets, **settings).stages, settings
+    for settings in (TWO, {"clip_norm": 1.0}, {"replicas": [{"device": "gpu"}]}):
+        with pytest.raises(PlanError, match=r"sets param_groups\[0\]\['lr'\] of .* give Workload.scheduler"):
+            plan_of(sets, **settings)
+
+
 @pytest.mark.parametrize(("settings", "count"), [({}, 0), (TWO, 1)])
 def test_a_line_tells_of_what_a_step_keeps_where_nobody_else_knows_of_it(
     inspection_of: Callable[..., Inspection],

@@ -481,6 +481,19 @@ def test_a_hook_around_the_optimizers_step_is_told_and_what_it_changes(model: nn
     ]
 
 
+@pytest.mark.parametrize(("rate", "told"), [(0.5, "param_groups[0]['lr']"), (0.1, None)])
+def test_an_option_of_the_optimizer_that_the_step_sets_is_told(rate: float, told: str | None) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        optimizer.param_groups[0]["lr"] = rate
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    workload = workload_of(model, optimizer=lambda parameters: optimizer, step=step, loss=None)
+    assert inspect(workload, spec_of())["set_by_step"] == told
+
+
 def step_with(act: Callable[[nn.Module], object]) -> dict[str, Any]:
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         act(model)

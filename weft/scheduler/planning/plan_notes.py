@@ -266,6 +266,12 @@ def check_updates(strategy: Strategy, inspection: Inspection, placement: Placeme
     _check_sparse(strategy, inspection, placement)
     if placement.learns and inspection.step_hook is not None:
         _check_step_hook(strategy, inspection.step_hook, placement)
+    if placement.synchronisation is not None and inspection.set_by_step is not None:
+        raise PlanError(
+            f"the step sets {inspection.set_by_step} of the optimizer, and where parameters are updated by buckets "
+            "(several replicas, a device, strategy.clip_norm or skip_nonfinite) others have their own; give "
+            "Workload.scheduler, or train one replica on the CPU without these"
+        )
 
 
 def _check_sparse(strategy: Strategy, inspection: Inspection, placement: Placement) -> None:

@@ -178,6 +178,7 @@ class _Facts(TypedDict):
     keeps_elsewhere: NotRequired[bool]
     mixes_microbatches: NotRequired[bool]
     loose_parameter: NotRequired[str | None]
+    set_by_step: NotRequired[str | None]
     step_hook: NotRequired[str | None]
     unchosen: NotRequired[str | None]
     undivided: NotRequired[str | None]

@@ -60,7 +60,7 @@ from weft.workload.compiling.ahead import compile_ahead, note_calls, noted_calls
 from weft.workload.compiling.compiled import compiled_modules
 from weft.workload.data.batches import Batches
 from weft.workload.data.resident import can_be_resident
-from weft.workload.optimizer import hook_of, make_optimizer
+from weft.workload.optimizer import hook_of, make_optimizer, options_of
 from weft.workload.units import is_cut_by_calls
 from weft.workload.workload import Workload, WorkloadError, make_scheduler, metric_of
 
@@ -287,9 +287,10 @@ def _inspected(
     trained = sizes_of_training(specs, batches.num_train)
     aliases, changes = aliases_of(workload.model) if learns else [], ParameterChanges(workload.model)
     required, hook = trainable(workload), None if optimizer is None else hook_of(optimizer)
-    attributes = Attributes(dict(workload.model.named_modules()))
+    attributes, options = Attributes(dict(workload.model.named_modules())), options_of(optimizer)
     ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
     check_aliases(aliases)
+    steps = _step_facts(optimizer, options)
     changing = {*ran.changing, *changes.names()} if learns else set[str]()
     for unit in ran.units if sample.sparse else ():
         unit["in_place"] = True  # indices are the batch's own memory, and by the update that may have the next one
@@ -317,8 +318,7 @@ def _inspected(
         "parameters": parameter_facts(
             workload.model, ran.users, optimizer, stepped, digests, changing, sample.sparse, required
         ),
-        "step_hook": hook,
-        "elementwise": optimizer is None or is_elementwise(optimizer),
+        **steps,
         "weighted": workload.weight is not None,
         "on_epoch": learns and workload.on_epoch is not None,
         "scheduler_metric": metric_of(workload, scheduler),
@@ -328,6 +328,15 @@ def _inspected(
         **again,
         "unsaved": None if optimizer is None else unsaved(optimizer, scheduler, update),
         "copy_bytes_per_second": copy_bytes_per_second(torch.get_num_threads()),
+    }
+
+
+def _step_facts(optimizer: torch.optim.Optimizer | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """options: of the optimizer, before the user's step was tried."""
+    return {
+        "elementwise": optimizer is None or is_elementwise(optimizer),
+        "step_hook": None if optimizer is None else hook_of(optimizer),
+        "set_by_step": next((name for name, now in options_of(optimizer).items() if options.get(name) != now), None),
     }
 
 

@@ -6,7 +6,6 @@ memory behind an epoch that is judged, where the model that is saved comes from:
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from weft.workers.snapshots.attributes import Attributes
 from weft.workload.code.functions import found_from
 from weft.workload.cutting.names import slots_of
 from weft.workload.cutting.placeholder import Placeholder
+from weft.workload.optimizer import options_of
 from weft.workload.units import is_cut_by_calls, units
 from weft.workload.workload import Workload, WorkloadError
 
@@ -81,12 +81,8 @@ class WholeModel:
         flags: dict[str, Any] = {}
         if model is not None and (self._on_host or not self._is_alone):
             flags |= {f"{name}.requires_grad": each.requires_grad for name, each in model.named_parameters()}
-        for number, optimizer in enumerate(() if self._updates else self._optimizers):
-            for place, group in enumerate(optimizer.param_groups):
-                known = {key: copy.copy(value) for key, value in group.items() if key != "params"}
-                flags |= {
-                    f"param_groups[{place}]['{key}'] of optimizer {number}": value for key, value in known.items()
-                }
+        for optimizer in () if self._updates else self._optimizers:
+            flags |= {f"{name} of the optimizer": value for name, value in options_of(optimizer).items()}
         return flags
 
     def _parameters(self, model: nn.Module, state: Mapping[str, torch.Tensor]) -> Iterator[_Shown]:
