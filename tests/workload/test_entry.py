@@ -127,7 +127,9 @@ def test_so_it_does_after_a_file_that_has_changed_them_or_failed(write: Write, m
     own = ["weft", "run"]
     monkeypatch.setattr(sys, "argv", own)
     before = set(sys.modules)
-    spec = write("import sys\nsys.argv += ['--hidden', '7']\n" + PARSED + "raise KeyError(arguments.hidden)")
+    spec = write(
+        "import sys\nsys.argv += ['--hidden', '7']\n" + PARSED + "workload = 0\nraise KeyError(arguments.hidden)"
+    )
     with pytest.raises(KeyError, match="7"):
         load_workload(spec)
     unload(spec, before)
@@ -201,7 +203,7 @@ def test_source_from_another_directory_is_known_as_the_jobs_too(
 def test_an_entry_file_that_fails_to_import_leaves_no_module_behind(write: Write) -> None:
     before = set(sys.modules)
     with pytest.raises(ZeroDivisionError):
-        load_workload(write("1 / 0"))
+        load_workload(write("workload = 1 / 0"))
     assert set(sys.modules) == before
 
 
@@ -222,6 +224,14 @@ def test_a_missing_file_is_named_with_the_field(tmp_path: Path) -> None:
 def test_an_entry_that_names_no_function_is_refused_with_a_remedy(write: Write, entry: str, text: str) -> None:
     with pytest.raises(WorkloadError, match=text):
         load_workload(write(entry=entry))
+
+
+def test_a_script_that_trains_at_import_is_refused_before_a_line_of_it_runs(write: Write, tmp_path: Path) -> None:
+    """It was trained to its end, and told only then that it has no such function."""
+    script = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\nfor loss in []:\n    loss.backward()\n"
+    with pytest.raises(WorkloadError, match=r"has no 'workload'; .*backward\(\) at line 4"):
+        load_workload(write(script))
+    assert not (tmp_path / "ran").exists()
 
 
 def test_of_many_functions_a_line_is_told(write: Write) -> None:

@@ -8,7 +8,6 @@ where the job's directory is the one that they are in.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -28,6 +27,7 @@ from weft.workload.building import NeedsValuesError, Sink, numbered
 from weft.workload.code.installed import is_installed
 from weft.workload.code.torchs_own import put_back
 from weft.workload.compiling.compiled import compile_units
+from weft.workload.entry_names import check_named, not_named
 from weft.workload.model_memory import check_plain, check_values, settle
 from weft.workload.optimizer import note_sparse
 from weft.workload.randomness import seed_all
@@ -35,7 +35,6 @@ from weft.workload.start import begin
 from weft.workload.units import is_cut_by_calls
 from weft.workload.workload import Workload, WorkloadError, kind_of
 
-MAX_NAMES = 8  # of functions, in a message: a line's worth
 LOADED_BEFORE = (
     "The same file has run in this process before, without this error: Weft runs a job's file, and calls its function, "
     "several times in a process. Where the error comes of that, let what can be done but once look whether it is done"
@@ -71,6 +70,7 @@ def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
         spec.check_files()
     except SpecError as error:
         raise WorkloadError(str(error)) from None
+    check_named(spec.entry_file, spec.entry_function)
     _own_argv[:] = _own_argv or [sys.argv]
     sys.argv = [str(spec.entry_file)]
     with _import_settings(spec.directory), numbered(sink), _once_more(spec):
@@ -187,20 +187,13 @@ def _entry_function(spec: JobSpec, module: ModuleType) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if function is None:
         own = [key for key, value in vars(module).items() if _is_function_of(value, module)]
-        close = difflib.get_close_matches(name, own, n=1)
-        remedy = f"did you mean {close[0]}?" if close else f"it defines: {_listed(own)}"
-        raise WorkloadError(f"job.entry: {spec.entry_file} has no {name!r}; {remedy}")
+        raise not_named(spec.entry_file, name, own)
     if not callable(function):
         raise WorkloadError(
             f"job.entry: {name!r} in {spec.entry_file} is {kind_of(function)}, not a function; "
             "name a function that returns a weft.Workload"
         )
     return function  # type: ignore[no-any-return]  # callable() narrows Any to nothing that mypy could hold
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f"{', '.join(names[:MAX_NAMES]) or 'no function'}{more}"
 
 
 def _is_function_of(value: object, module: ModuleType) -> bool:
