@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from weft.spec.job_spec import JobSpec
-from weft.workload.entry import LOADED_BEFORE, files_of_job, foreign_modules, load_workload, unload
+from weft.workload.entry import LOADED_BEFORE, RELATIVE_IMPORT, files_of_job, foreign_modules, load_workload, unload
 from weft.workload.faults import fault_of
 from weft.workload.workload import Workload, WorkloadError
 
@@ -205,6 +205,22 @@ def test_an_entry_file_that_fails_to_import_leaves_no_module_behind(write: Write
     with pytest.raises(ZeroDivisionError):
         load_workload(write("workload = 1 / 0"))
     assert set(sys.modules) == before
+
+
+@pytest.mark.parametrize("begin", ["", "def workload():\n    "])
+def test_a_relative_import_is_told_with_the_names_that_a_jobs_file_can_import(
+    write: Write, tmp_path: Path, begin: str
+) -> None:
+    (tmp_path / "net.py").touch()
+    with pytest.raises(ImportError) as caught:
+        load_workload(write(f"workload = 0\n{begin}from .net import Net"))
+    assert fault_of(caught.value).message.endswith(f"parent package\n{RELATIVE_IMPORT.format(directory=tmp_path)}\n")
+
+
+def test_another_import_that_fails_says_all_itself(write: Write) -> None:
+    with pytest.raises(ImportError) as caught:
+        load_workload(write("from torch import workload"))
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_a_missing_file_is_named_with_the_field(tmp_path: Path) -> None:

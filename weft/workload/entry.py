@@ -39,6 +39,11 @@ LOADED_BEFORE = (
     "The same file has run in this process before, without this error: Weft runs a job's file, and calls its function, "
     "several times in a process. Where the error comes of that, let what can be done but once look whether it is done"
 )
+RELATIVE_IMPORT = (
+    "Weft runs a job's file by itself, as `python FILE` does, so of no package: write `from MODULE import`, where "
+    "names begin in the job's directory, {directory}. For `from PACKAGE.MODULE import` let that be the directory which "
+    "has the package in it: `weft init PACKAGE.MODULE:FUNCTION`, called there, writes a job file for it"
+)
 _CALLED_WITH = {
     "optimizer": ("parameters",),
     "loss": ("output", "target"),
@@ -142,6 +147,10 @@ def _import_settings(directory: str) -> Iterator[None]:
     importlib.invalidate_caches()
     try:
         yield
+    except ImportError as error:
+        if "no known parent package" in str(error):
+            error.add_note(RELATIVE_IMPORT.format(directory=directory))
+        raise
     finally:
         sys.dont_write_bytecode = writes_nothing
         with contextlib.suppress(ValueError):  # the user's code may have taken it away
