@@ -23,7 +23,7 @@ from weft.workers.devices.host import HostDevice
 from weft.workload.code.version import CodeChanged
 from weft.workload.cutting.calls import SeededCalls
 from weft.workload.entry import load_workload
-from weft.workload.faults import MAX_MESSAGE_CHARS, Fault, NonFiniteLoss, fault_of
+from weft.workload.faults import MAX_MESSAGE_CHARS, NO_GPU, Fault, NonFiniteLoss, fault_of
 from weft.workload.units import Unit
 from weft.workload.workload import WorkloadError
 
@@ -192,6 +192,21 @@ def test_code_that_exits_has_failed_and_its_code_is_kept_where_it_can_be(code: A
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), GeneratorExit(), subprocess.CalledProcessError(3, "x")])
 def test_whatever_else_is_raised_is_the_users_error(error: BaseException) -> None:
     assert fault_of(raised(error)).reason == "user-error"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU where there is none")
+def test_code_that_asks_for_a_gpu_where_there_is_none_is_told_that_it_need_not() -> None:
+    """Torch says that it is not compiled so, or has no driver, which is nothing that the job's owner is to mend."""
+    with pytest.raises((AssertionError, RuntimeError)) as caught:
+        nn.Linear(1, 1).to("cuda")
+    fault = fault_of(caught.value)
+    assert (fault.reason, fault.exception) == ("user-error", type(caught.value).__name__)
+    assert fault.message.endswith(f"{caught.value}\n{NO_GPU}")
+
+
+@pytest.mark.parametrize("text", ["No CUDA GPUs are available", "Found no NVIDIA driver on your system. Please check"])
+def test_it_is_so_with_a_torch_that_has_cuda(text: str) -> None:
+    assert fault_of(raised(RuntimeError(text))).message.endswith(f"{text}\n{NO_GPU}")
 
 
 def test_an_error_whose_own_text_fails_is_told_all_the_same() -> None:

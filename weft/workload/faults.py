@@ -25,6 +25,10 @@ MAX_MESSAGE_CHARS = 32_000  # a deep recursion's traceback is longer than anybod
 
 CANNOT_WRITE, SOFTWARE = 74, 70  # exit codes, as in sysexits.h
 CLOSE_FILES = "close the files and sockets that the job's code opens, or raise LimitNOFILE of the daemon"
+NO_GPU = (
+    "The job's code asks for a GPU, and this process has none. It need not ask: leave out `.cuda()`, `.to('cuda')` and "
+    "`device='cuda'`. Build the model on the CPU; Weft moves it, and its batches, to the devices that they are for\n"
+)
 OURS = "a fault of Weft's own, not of the job's code; please report it\n"
 
 # What does not come from torch's allocator of a GPU: the host's, the kernel's answer (ENOMEM) to whoever maps, forks or
@@ -36,6 +40,7 @@ _OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
+_HAS_NO_GPU = ("Torch not compiled with CUDA enabled", "No CUDA GPUs are available", "Found no NVIDIA driver")
 _IMPORT_SYSTEM = "<frozen importlib"
 _OUR_FILES = str(Path(weft.__file__).parent)
 
@@ -78,7 +83,8 @@ def fault_of(error: BaseException) -> Fault:
         return Fault("user-error", f"{all_open()}: {CLOSE_FILES}\n{_traceback(error)}", 1, "OSError")
     if is_ours(error):
         return Fault("internal", OURS + _traceback(error), SOFTWARE)
-    return Fault("user-error", _traceback(error), 1, type(error).__name__)
+    remedy = NO_GPU if any(sign in _text(error) for sign in _HAS_NO_GPU) else ""
+    return Fault("user-error", _traceback(error) + remedy, 1, type(error).__name__)
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
