@@ -73,6 +73,20 @@ def test_what_is_in_flight_follows_from_the_programs(num_stages: int, num_microb
             assert schedule.in_flight(stage) == min(of_following(num_stages - stage - 1), num_microbatches)
 
 
+@given(stages, st.integers(1, 12))
+def test_run_again_a_microbatch_is_kept_until_the_second_part_of_its_backward(
+    num_stages: int, num_microbatches: int
+) -> None:
+    """One was counted, though a backward in two parts keeps its graph in between: stage s has s that wait for their
+    second part, beside the one that runs."""
+    for name in ("gpipe", "1f1b", "zero-bubble"):
+        schedule = SCHEDULES[name](num_stages, num_microbatches)
+        for stage in range(num_stages):
+            found = schedule.most_kept(schedule.passes(stage), [1] * num_stages, recomputes=True)
+            splits = name == "zero-bubble" and stage > 0
+            assert found == (min(stage + 1, num_microbatches) if splits else 1)
+
+
 def with_several(name: str, num_workers: int, each: int, num_microbatches: int) -> Schedule:
     given = each if name == "interleaved" else None
     return schedule_of(name, num_workers * each, num_microbatches, given)

@@ -148,6 +148,9 @@ def test_a_plan_that_has_no_room_for_copies_says_so_and_is_none_the_less_made(
         ({"stages": 2, "schedule": "gpipe", "microbatches": 4}, [4, 4]),
         ({"stages": 2, "schedule": "1f1b", "microbatches": 4}, [2, 1]),
         ({"stages": 2, "schedule": "gpipe", "microbatches": 4, "recompute": True}, [1, 1]),
+        # The second stage's backwards are in two parts, the first one's whole.
+        ({"stages": 2, "schedule": "zero-bubble", "microbatches": 4}, [2, 2]),
+        ({"stages": 2, "schedule": "zero-bubble", "microbatches": 4, "recompute": True}, [1, 2]),
         ({"microbatches": 4}, [2]),  # both units, one microbatch at a time
         ({"replicas": [{"microbatches": 1}, {"microbatches": 2}]}, [2, 1]),  # whose microbatches are half as large
         ({"replicas": [{"microbatches": 1}, {"microbatches": 1}], "shares": [3, 1]}, [2, 2 / 3]),

@@ -240,6 +240,8 @@ def test_a_stage_whose_parameters_no_gpu_holds_gives_units_away(
         (20, {}, ((0, 2), (2, 6))),  # by 1f1b the first stage has two microbatches in flight, of 4 MiB a unit
         (20, {"schedule": "gpipe"}, ((0, 3), (3, 6))),  # four in both: no cut fits, and halves take least
         (20, {"recompute": True}, ((0, 3), (3, 6))),
+        # The second has one beside that whose backward waits for its second part.
+        (20, {"recompute": True, "schedule": "zero-bubble"}, ((0, 4), (4, 6))),
         (40, {}, ((0, 3), (3, 6))),
         (40, {"update": "cpu"}, ((0, 3), (3, 6))),
     ],

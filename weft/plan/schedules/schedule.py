@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -84,11 +84,20 @@ class Schedule:
 
     def in_flight(self, stage: int) -> int:
         """The most microbatches of a stage whose forward has begun and whose last pass has not ended."""
-        waiting = most = 0
-        for each in self.passes(stage):
-            waiting += each.kind is Kind.FORWARD
-            most = max(most, waiting)
-            waiting -= self.ends[stage, each.microbatch] == each
+        return self.most_kept(self.passes(stage), [1] * self.num_stages, recomputes=False)
+
+    def most_kept(self, passes: Iterable[Pass], sizes: Sequence[int], *, recomputes: bool) -> int:
+        """The most that is there at once of what autograd keeps. passes: of a worker or of one stage, in their order.
+        sizes: of one microbatch, by stage. recomputes: forward's own graph is dropped, and a backward makes it again,
+        which of one in two parts stays for the second."""
+        kept = most = 0
+        for each in passes:
+            is_forward = each.kind is Kind.FORWARD
+            if is_forward or (recomputes and KINDS[each.kind].hands_back):
+                kept += sizes[each.stage]
+            most = max(most, kept)
+            if (is_forward and recomputes) or self.ends[each.stage, each.microbatch] == each:
+                kept -= sizes[each.stage]
         return most
 
     def backlog(self, stage: int) -> int:

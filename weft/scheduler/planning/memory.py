@@ -8,10 +8,8 @@ from collections.abc import Sequence
 
 from weft.plan.buckets import Bucket, Holder
 from weft.plan.inspection import Inspection
-from weft.plan.kinds import Kind
 from weft.plan.placement import Placement
 from weft.plan.plan import Plan, Ring, num_snapshot_places
-from weft.plan.schedules.schedule import Pass, Schedule
 from weft.scheduler.planning.costs import part_of_largest
 from weft.scheduler.planning.partition import NoRoom, PlanError
 from weft.scheduler.planning.rings import shared_bytes
@@ -58,8 +56,8 @@ def devices_have_room(inspection: Inspection, placement: Placement) -> bool:
 
 
 def activation_bytes(spec: JobSpec, inspection: Inspection, placement: Placement) -> tuple[int, ...]:
-    """By worker: the most that its forwards keep for their backwards at one time. Of what is run again in its backward
-    one microbatch at a time; of the layers of a working window nobody knows."""
+    """By worker: the most that its forwards keep for their backwards at one time, or those that are run again in
+    backward. Of the layers of a working window nobody knows."""
     found: Counter[int] = Counter()
     for r, schedule in enumerate(placement.schedules if placement.learns else ()):
         if schedule is None:
@@ -68,20 +66,8 @@ def activation_bytes(spec: JobSpec, inspection: Inspection, placement: Placement
         kept = [round(part * sum(unit.kept_bytes for unit in units[first:last])) for first, last in placement.cuts[r]]
         for program in schedule.programs:
             worker = placement.worker_of[Holder(r, program[0].stage)]
-            found[worker] += _most_kept(schedule, program, kept, once=spec.strategy.recompute)
+            found[worker] += schedule.most_kept(program, kept, recomputes=spec.strategy.recompute)
     return tuple(found[worker] for worker in range(len(placement.workers)))
-
-
-def _most_kept(schedule: Schedule, program: Sequence[Pass], kept: Sequence[int], *, once: bool) -> int:
-    """kept: of a microbatch, by stage."""
-    if once:
-        return max(kept[each.stage] for each in program)
-    now = most = 0
-    for each in program:
-        now += kept[each.stage] * (each.kind is Kind.FORWARD)
-        most = max(most, now)
-        now -= kept[each.stage] * (schedule.ends[each.stage, each.microbatch] == each)
-    return most
 
 
 def optimizer_bytes(inspection: Inspection, placement: Placement) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ class Room:
     most: Sequence[float]  # of each stage
     own: Sequence[float]  # of each unit, in any case
     kept: Sequence[float] = ()  # of each unit, for each microbatch in flight; none where nobody knows
-    in_flight: Sequence[int] = ()  # of each stage, the most microbatches
+    in_flight: Sequence[int] = ()  # of each stage, the most microbatches of which autograd keeps anything
 
     def between(self, bounds: Sequence[int]) -> Callable[[int, int, int], float]:
         """What a stage takes, by its number, between two of the bounds, as a part of what there is for it."""
@@ -96,9 +96,10 @@ def _room(spec: JobSpec, inspection: Inspection, r: int, schedule: Schedule) -> 
         if parameter.trained:
             own[parameter.units[0]] += parameter.state_bytes
     part = part_of_largest(spec, inspection, r)
-    in_flight = [1 if spec.strategy.recompute else schedule.in_flight(stage) for stage in stages]
+    ones, recomputes = [1 for _ in stages], spec.strategy.recompute
+    graphs = [schedule.most_kept(schedule.passes(stage), ones, recomputes=recomputes) for stage in stages]
     kept = [part * unit.kept_bytes for unit in units]
-    return Room([KERNELS_SHARE * most for most in each], own, kept, in_flight)
+    return Room([KERNELS_SHARE * most for most in each], own, kept, graphs)
 
 
 def _handovers(spec: JobSpec, inspection: Inspection, r: int, schedule: Schedule) -> Handovers:
