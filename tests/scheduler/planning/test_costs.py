@@ -32,7 +32,7 @@ def seconds_of(plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf) ->
     """By task, of a model of one unit with 1024 bytes of parameters; a second copies 1024 bytes, two update them."""
 
     def seconds(link: float | None = None, **settings: Any) -> dict[str, float]:
-        facts = {"load_seconds": 6.0, "update_seconds": 2.0, "copy_bytes_per_second": 1024.0}
+        facts = {"load_seconds": 6.0, "update_seconds": 2.0, "copy_bytes_per_second": 1024.0, "num_train": 840}
         inspection = inspection_of([unit_of(0, parameter_bytes=1024)], link_bytes_per_second=link, **facts)
         plan = plan_of(inspection, **settings)
         return {str(task): plan.task_seconds[task.id] for task in plan.graph.tasks}

@@ -391,6 +391,46 @@ def test_a_wake_up_counts_from_the_end_of_what_was_waited_for(recording_of: Reco
     assert answer.baseline_error == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.parametrize("strategy", [{}, {"stages": 2, "microbatches": 2}, {"replicas": 2, "share": "adaptive"}])
+def test_a_batch_is_no_larger_than_the_data_and_that_is_told(
+    recording_of: RecordingOf, strategy: dict[str, Any]
+) -> None:
+    """100 000 samples of 8 were predicted to take as long as if all were there."""
+    recording = recording_of(batch_size=4, **strategy)
+    all_of_it, more = (what_if(recording, [f"job.batch_size={count}"]) for count in (8, 100_000))
+    assert more.predicted_seconds == all_of_it.predicted_seconds
+    assert (more.ratio or 0) > 1
+    told = "job.batch_size = 100000 is more than the 8 samples of Workload.train; every batch has 8"
+    assert [note for note in more.notes if note not in all_of_it.notes] == [told]
+
+
+def test_of_a_job_whose_batch_was_larger_than_the_data_microbatches_are_parts_of_the_data(
+    recording_of: RecordingOf, inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts]
+) -> None:
+    """Each was taken to have as many samples as the job asked for, beside which what a call costs was nothing."""
+    units = [unit_of(n, small_forward_seconds=0.75, small_backward_seconds=1.5) for n in range(2)]
+    shapes = {size: (size, 3) for size in (1, 4)}
+    inspection = inspection_of(units, small_size=1, input=replace(inspection_of(units).input, shapes=shapes))
+    whole, larger = (
+        what_if(
+            recording_of(inspection=inspection, batch_size=count, stages=2, microbatches=2), ["strategy.microbatches=4"]
+        )
+        for count in (8, 1000)
+    )
+    assert larger.predicted_seconds == pytest.approx(whole.predicted_seconds)
+    assert (larger.ratio or 0) > 1
+
+
+def test_a_stream_without_a_length_has_what_a_larger_batch_needs(
+    recording_of: RecordingOf, inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts]
+) -> None:
+    """What it was inspected to have, its job's steps had needed."""
+    inspection = inspection_of([unit_of(0)], num_train=3 * 4, endless=True)
+    answer = what_if(recording_of(inspection=inspection, batch_size=4), ["job.batch_size=40"])
+    assert answer.ratio == pytest.approx(10, rel=0.1)
+    assert not any("more than" in note for note in answer.notes)
+
+
 def test_an_inner_axis_is_set_and_its_neighbour_kept(spec_of: Callable[..., JobSpec]) -> None:
     spec = spec_of(prefetch={"load": 3, "transfer": 4})
     changes = parse_changes(spec, ["strategy.prefetch.load=1", "job.batch_size=420"])

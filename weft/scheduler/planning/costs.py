@@ -17,9 +17,9 @@ from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import Host, threads_of
 
 
-def largest_microbatch(spec: JobSpec, num_train: int | None = None) -> int:
-    """That any replica may come to have; units are timed with it. num_train: samples, where they are known."""
-    batch_size = spec.job.batch_size if num_train is None else min(spec.job.batch_size, num_train)
+def largest_microbatch(spec: JobSpec, num_train: int) -> int:
+    """That any replica may come to have; units are timed with it. num_train: samples; no batch has more."""
+    batch_size = min(spec.job.batch_size, num_train)
     if spec.strategy.share == "adaptive":
         return -(-batch_size // min(spec.strategy.microbatch_counts))
     return max(part.size for parts in divide(batch_size, *spec.strategy.division) for part in parts)
@@ -46,7 +46,12 @@ class PlannedJob:
 
     @cached_property
     def _parts(self) -> list[list[Part]]:
-        return divide(self.spec.job.batch_size, *self.spec.strategy.division)
+        batch_size = min(self.spec.job.batch_size, self.plan.itinerary.num_train)
+        return divide(batch_size, *self.spec.strategy.division)
+
+    @cached_property
+    def largest(self) -> int:
+        return largest_microbatch(self.spec, self.plan.itinerary.num_train)
 
     @cached_property
     def stages(self) -> dict[Holder, StagePlan]:
@@ -215,7 +220,6 @@ def mean_seconds(plan: Plan, task_seconds: Sequence[float] | None = None) -> tup
 class _Costs:
     def __init__(self, job: PlannedJob, inspection: Inspection) -> None:
         self._job, self._inspection = job, inspection
-        self._largest = largest_microbatch(job.spec)
         self._by_units: dict[tuple[str, range, Kind], float] = {}
         self._all_bytes = sum(unit.parameter_bytes for unit in inspection.units) or 1
 
@@ -259,7 +263,7 @@ class _Costs:
 
     def _size(self, task: Task) -> float:
         """The task's microbatch as a part of the largest one, which was measured."""
-        return self._job.samples(task) / self._largest
+        return self._job.samples(task) / self._job.largest
 
     def _bucket(self, task: Task) -> Bucket:
         assert self._job.plan.synchronisation is not None

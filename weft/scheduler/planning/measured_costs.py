@@ -119,7 +119,7 @@ class MeasuredCosts:
         of_task, of_largest = job.handing(task, self._inspection)
         of_task += (not task.goes_on) * TASK_SECONDS[task.kind] + job.around(task, self._inspection)
         fixed = of_task * fmean(of_call for of_call, _ in corrections)
-        each = of_largest / largest_microbatch(job.spec) * fmean(of_sample for _, of_sample in corrections)
+        each = of_largest / job.largest * fmean(of_sample for _, of_sample in corrections)
         slowness = job.slowness(task, self._inspection)
         for kind in computed:
             for unit, (of_call, of_sample) in zip(units, corrections, strict=True):
@@ -215,4 +215,4 @@ def _line_of(inspection: Inspection, largest: int, unit: UnitFacts, kind: Kind) 
 
 def inspected_size(spec: JobSpec, inspection: Inspection) -> int:
     """Of the microbatch that units were timed with: the largest that was looked at."""
-    return max(inspection.input.shapes, default=0) or largest_microbatch(spec)
+    return max(inspection.input.shapes, default=0) or largest_microbatch(spec, inspection.num_train)

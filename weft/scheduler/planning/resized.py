@@ -23,8 +23,11 @@ _Sized = TypeVar("_Sized", TensorFacts, ValueFacts)
 
 def resized(inspection: Inspection, spec: JobSpec, changed: JobSpec) -> Inspection:
     """The inspection as one of the changed job would have been, as far as the planner looks at it."""
-    before, after = inspected_size(spec, inspection), largest_microbatch(changed)
-    if before == after or largest_microbatch(spec) == after:
+    before, recorded = inspected_size(spec, inspection), largest_microbatch(spec, inspection.num_train)
+    if inspection.endless:
+        inspection = replace(inspection, num_train=(changed.job.steps or 0) * changed.job.batch_size)
+    after = largest_microbatch(changed, inspection.num_train)
+    if after in (before, recorded):
         return inspection
     return replace(
         inspection,
@@ -35,7 +38,7 @@ def resized(inspection: Inspection, spec: JobSpec, changed: JobSpec) -> Inspecti
         input=replace(inspection.input, shapes=_resized_shapes(inspection.input.shapes, before, after)),
         target=inspection.target
         and replace(inspection.target, shapes=_resized_shapes(inspection.target.shapes, before, after)),
-        load_seconds=inspection.load_seconds * after / max(largest_microbatch(spec), 1),
+        load_seconds=inspection.load_seconds * after / max(recorded, 1),
     )
 
 

@@ -10,7 +10,8 @@ from weft.metrics.recording.recording import Recording
 from weft.plan.inspection import Inspection
 from weft.plan.kinds import KINDS
 from weft.plan.placement import COMPUTE, SYNC
-from weft.scheduler.planning.costs import PlannedJob, largest_microbatch
+from weft.scheduler.planning.costs import PlannedJob
+from weft.scheduler.planning.plan_notes import doubt_of_batch
 from weft.scheduler.whatif.changes import Changes
 from weft.spec.workers_needed import workers_needed
 
@@ -90,7 +91,10 @@ def _of_devices(job: PlannedJob, changed: PlannedJob) -> Iterator[str]:
 
 
 def _of_sizes(inspection: Inspection, job: PlannedJob, changed: PlannedJob) -> Iterator[str]:
-    before, after = largest_microbatch(job.spec), largest_microbatch(changed.spec)
+    doubt = doubt_of_batch(changed.plan.itinerary)
+    if doubt is not None and doubt != doubt_of_batch(job.plan.itinerary):
+        yield doubt.removeprefix("warning: ")
+    before, after = job.largest, changed.largest
     if before == after:
         return
     if not inspection.small_size:

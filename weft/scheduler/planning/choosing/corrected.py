@@ -16,7 +16,7 @@ from weft.plan.graph import Task
 from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.kinds import KINDS, Kind
 from weft.plan.plan import StagePlan
-from weft.scheduler.planning.costs import PlannedJob, largest_microbatch
+from weft.scheduler.planning.costs import PlannedJob
 from weft.scheduler.planning.measured_costs import (
     TASK_SECONDS,
     UNIT_SECONDS,
@@ -103,7 +103,7 @@ class _Stages:
     def _beside(self, task: Task) -> float:
         """Seconds of what it passes on, and of what is around a stage's units, which are no unit's."""
         of_task, of_largest = self._job.handing(task, self._inspection)
-        handing = of_task + of_largest * self._job.samples(task) / largest_microbatch(self._job.spec)
+        handing = of_task + of_largest * self._job.samples(task) / self._job.largest
         return handing + self._job.around(task, self._inspection)
 
     def _is_of(self, task: Task, stage: StagePlan, kind: Kind) -> bool:
