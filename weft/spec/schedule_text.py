@@ -93,18 +93,19 @@ def schedule_title(text: str) -> str:
 
 def read_grid_file(tables: dict[str, Any]) -> None:
     """Puts the text of the file that `strategy.schedule` names, if it names one, in its place, with the name behind it
-    as a comment: whoever runs the job, now or again, needs no file. tables: of a spec. Errors: SpecError, for one that
-    cannot be read."""
+    as a comment: whoever runs the job, now or again, needs no file. tables: of a spec; without its directory a path is
+    relative to the working directory. Errors: SpecError, for one that cannot be read."""
     strategy = tables.get("strategy")
     name = strategy.get("schedule") if isinstance(strategy, dict) else None
     if not isinstance(strategy, dict) or not isinstance(name, str) or "\n" in name or not name.endswith(GRID_SUFFIX):
         return
-    path = Path(str(tables.get("directory", "")), name)
+    directory = str(tables.get("directory", ""))
+    path, whose = Path(directory, name), "spec's" if directory else "working"
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise SpecError(
-            f"strategy.schedule: {str(path)!r} cannot be read ({error.strerror}); the path is relative to the spec's "
+            f"strategy.schedule: {str(path)!r} cannot be read ({error.strerror}); the path is relative to the {whose} "
             "directory, and `weft schedule 1f1b --stages 2 --microbatches 4` prints a grid to begin with"
         ) from error
     except ValueError as error:  # not UTF-8; a NUL in the path

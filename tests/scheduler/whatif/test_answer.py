@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -361,6 +362,18 @@ def test_a_preset_gives_its_axes_and_a_setting_counts_before_it(recording_of: Re
     assert what_if(recording, ["strategy.preset=gpipe"]).after.workers == ("cpu-0", "cpu-1", "loader-0")
     three = what_if(recording, ["strategy.preset=gpipe", "strategy.stages=3"])
     assert len(three.after.workers) == 4
+
+
+def test_a_schedule_may_be_a_file(recording_of: RecordingOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was refused as one that had not been read, with the advice to give it with --set."""
+    monkeypatch.chdir(tmp_path)
+    Path("my.grid").write_text("F0 F1 B0 B1\nF0 F1 B0 B1\n")
+    recording = recording_of(stages=2, microbatches=2, schedule="1f1b")
+    by_file, by_name = (what_if(recording, [f"strategy.schedule={each}"]) for each in ("my.grid", "gpipe"))
+    assert by_file.settings == ("strategy.schedule=my.grid",)
+    assert by_file.after == by_name.after
+    with pytest.raises(SpecError, match=r"'other\.grid' cannot be read .* is relative to the working directory"):
+        what_if(recording, ["strategy.schedule=other.grid"])
 
 
 def test_a_split_by_name_is_of_the_recorded_units(recording_of: RecordingOf) -> None:

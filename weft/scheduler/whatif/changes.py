@@ -1,4 +1,4 @@
-"""What-if changes: what `--set KEY=VALUE` means to a recorded job. Pure.
+"""What-if changes: what `--set KEY=VALUE` means to a recorded job. Pure, but that a schedule's file is read.
 
 workers.NAME.speed           every task of that worker takes 1/F of its time
 workers.NAME.LANE.speed      every task of that lane
@@ -18,6 +18,7 @@ from typing import Any, Final
 from weft.plan.kinds import KINDS, Kind
 from weft.spec.job_spec import JobSpec, SpecError, apply_override
 from weft.spec.presets import AUTO, PRESETS
+from weft.spec.schedule_text import read_grid_file
 from weft.spec.strategy import TRAINED_AXES
 
 MAX_SPEED: Final = 1e9  # a billion times as fast is as good as for nothing
@@ -114,6 +115,7 @@ def _changed(spec: JobSpec, overrides: Sequence[str]) -> JobSpec:
     given: dict[str, Any] = {}
     for override in overrides:
         apply_override(given, override)
+    read_grid_file(given)  # from the working directory: the spec's may be of another machine
     tables = {**spec.to_wire()}
     axes = dict(tables["strategy"])
     asked = given.get("strategy", {})
