@@ -142,6 +142,8 @@ def test_an_id_is_not_given_to_another_spec_or_another_user(ledger: Ledger) -> N
         IdTaken, match=r"'mine' is another job's \(job\.args\.hidden is 256 there and 257 here\); give another id"
     ):
         add(ledger, "mine", spec=OTHER_SPEC)
+    with pytest.raises(IdTaken, match=r"'mine' is another job's \(priority is 0 there and 4 here\); give another id"):
+        ledger.add(SPEC, uid=1000, priority=4, submitted_at=1.0, job="mine")  # what a client gives beside the spec
     with pytest.raises(IdTaken, match="another job's \\(of uid 1000, and this one of uid 1001\\)"):
         add(ledger, "mine", uid=1001)
     assert len(ledger.jobs()) == 1

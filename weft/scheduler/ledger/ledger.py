@@ -108,7 +108,7 @@ class Ledger:
     def add(
         self, spec: Mapping[str, Any], *, uid: int, priority: int, submitted_at: float, job: str | None = None
     ) -> Submission:
-        """A new queued job, on disk when this returns; or the job of that id, if it has the same spec and owner.
+        """A new queued job, on disk when this returns; or the job of that id, if spec, priority and owner are the same.
 
         `job` is the user's id; without one it is `<entry's file>-<n>`. Raises InvalidJobId and IdTaken. Nothing new is
         taken while what is older has not been written.
@@ -120,7 +120,7 @@ class Ledger:
                 if job is None:
                     job = self._next_id(stem_of(spec["job"]["entry"]))
                 elif (existing := self.job(check_job_id(job))) is not None:
-                    if differs := _difference(existing, uid, msgpack.unpackb(spec_blob)):
+                    if differs := _difference(existing, uid, priority, msgpack.unpackb(spec_blob)):
                         raise IdTaken(
                             f"id: {job!r} is another job's ({differs}); give another id, or none to have one generated"
                         )
@@ -383,11 +383,12 @@ def _job_ended(job: str, state: str, ended_at: float | None, changes: Mapping[st
     return JobEnded(f"job {job!r} ended as {state} at {ended_at}; it cannot take {dict(changes)!r}")
 
 
-def _difference(existing: JobRow, uid: int, spec: dict[str, Any]) -> str:
-    """In words; "" where the same user submits the same spec."""
+def _difference(existing: JobRow, uid: int, priority: int, spec: dict[str, Any]) -> str:
+    """In words; "" where the same user submits the same spec. priority: as it counts, whatever the spec has."""
     if existing.uid != uid:
         return f"of uid {existing.uid}, and this one of uid {uid}"
-    return what_differs(existing.spec, spec)
+    own = {"priority": existing.priority}, {"priority": priority}
+    return what_differs(existing.spec, spec) or what_differs(*own)
 
 
 def _marks(values: Collection[object]) -> str:
