@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -106,8 +107,7 @@ class Blocks:
             held = sum(block.numel() for block in self._blocks[job].values())
             raise SharedMemoryFull(
                 f"{num_bytes / 2**20:.1f} MiB more of shared memory for {job}/{name} cannot be had, beside the "
-                f"{held / 2**20:.1f} MiB that the job has: {error}; /dev/shm has {_free_bytes() / 2**20:.0f} MiB free. "
-                "Free some, use fewer microbatches or a smaller batch, or make /dev/shm larger"
+                f"{held / 2**20:.1f} MiB that the job has: {error}; {_what_to_do(num_bytes)}"
             ) from None
 
     def forget(self, job: str, name: str) -> None:
@@ -172,6 +172,15 @@ def _forget_names() -> None:
         path.unlink(missing_ok=True)
 
 
-def _free_bytes() -> int:
+def _what_to_do(num_bytes: int) -> str:
+    """For a block that cannot be made."""
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if most != resource.RLIM_INFINITY and num_bytes > most:  # a block is a file, and /dev/shm may have room for it
+        return (
+            f"a process may write no file above {most / 2**20:.1f} MiB here (RLIMIT_FSIZE). Start the daemon after "
+            "`ulimit -f unlimited`, or with LimitFSIZE=infinity in its unit; or use a smaller batch"
+        )
     status = os.statvfs(SHARED_MEMORY)
-    return status.f_bavail * status.f_frsize
+    free = status.f_bavail * status.f_frsize / 2**20
+    remedy = "Free some, use fewer microbatches or a smaller batch, or make /dev/shm larger"
+    return f"/dev/shm has {free:.0f} MiB free. {remedy}"
