@@ -205,7 +205,7 @@ class Plan:
     limit_cycle: str = ""
     skipped_calls: str = ""  # as in the inspection
     compiled_calls: str = ""  # as in the inspection
-    draws: bool = True  # as in the inspection
+    draws: bool = True  # from torch's generator: the model, or the optimizer, or it may; each by its key
     seeds_others: bool = False  # as in the inspection
     optimizer_draws: bool = False  # as in the inspection
     streams: bool = False  # one loader draws items one after another

@@ -67,7 +67,7 @@ class WorkerView:
     reporter: int | None  # the worker that tells the learning rate and the norm of each step, where there are buckets
     skipped_calls: str = ""  # as in the inspection
     compiled_calls: str = ""  # as in the inspection
-    draws: bool = True  # as in the inspection
+    draws: bool = True
     seeds_others: bool = False  # as in the inspection
     optimizer_draws: bool = False  # as in the inspection
     unneeded: Unneeded = Unneeded()

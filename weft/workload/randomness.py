@@ -54,6 +54,7 @@ def seed_all(seed: int) -> None:
         torch.manual_seed(seed)
     else:
         torch.default_generator.manual_seed(seed)  # the other one notes who has called, for devices that may come
+    Movements.forget()
     seed_others(seed & KEY_MASK)
 
 
@@ -91,8 +92,10 @@ class Movements:
     _seen: torch.Tensor | None = None  # its state at the last look, in this process, unless it was seeded since
 
     def __init__(self) -> None:
-        """Once the process watches. Who has drawn between two runs, and told nobody, is taken to draw in the second."""
-        self._before = torch.default_generator.get_state() if Movements._seen is None else Movements._seen
+        """Once the process watches."""
+        self._before = torch.default_generator.get_state()
+        # Since the run before, by whoever has told nobody: a backward, perhaps.
+        self.were_before = Movements._seen is not None and not torch.equal(self._before, Movements._seen)
         self._restored_before = Movements._num_restored
 
     def are_there(self) -> bool:
@@ -165,3 +168,4 @@ class OtherGenerators:
 def seed_unit(seed: int, step: int, microbatch: int, unit: int) -> None:
     """Seeds torch's default CPU generator for one unit of the model, in about 2 microseconds."""
     torch.default_generator.manual_seed(unit_key(seed, step, microbatch, unit))
+    Movements.forget()

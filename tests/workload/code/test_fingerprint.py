@@ -63,6 +63,12 @@ def closing_over(value: object) -> Callable[[], object]:
     return lambda: value
 
 
+def with_attribute(value: object) -> Callable[[], object]:
+    made = closing_over(None)
+    vars(made)["calls"] = value
+    return made
+
+
 def tensor(num: int, place: int) -> torch.Tensor:
     made = torch.zeros(num, dtype=torch.uint8)
     made[place] = 1
@@ -84,6 +90,7 @@ DIFFERENT: dict[str, tuple[object, object]] = {
     "an order in memory": (torch.zeros(2, 3), torch.zeros(3, 2).t()),
     "a large tensor's end": (tensor(1 << 22, 0), tensor(1 << 22, -1)),
     "what a function closes over": (closing_over(1), closing_over(2)),
+    "a function's own attribute": (with_attribute(1), with_attribute(2)),
     "an argument that is given": (functools.partial(scaled, 1), functools.partial(scaled, 2)),
     "code": (lambda x: x + 1, lambda x: x + 2),
     "an array": (np.zeros(3), np.ones(3)),
@@ -114,6 +121,15 @@ def test_a_global_that_a_function_names_counts_and_so_does_one_that_a_method_nam
     before = [fingerprint(model())]
     monkeypatch.setattr(Scale, "power", 2)
     assert [fingerprint(model())] != before
+
+
+def test_what_is_known_otherwise_is_not_looked_into() -> None:
+    known, other = Scale(1.0), Scale(2.0)
+    before = fingerprint(known, other, apart=[known])
+    known.factor = 3.0
+    assert fingerprint(known, other, apart=[known]) == before is not None
+    other.factor = 3.0
+    assert fingerprint(known, other, apart=[known]) != before
 
 
 def test_what_holds_itself_ends() -> None:

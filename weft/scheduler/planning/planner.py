@@ -215,7 +215,7 @@ def _untimed(
         share=strategy.share if len(placement.replicas) > 1 else "fixed",
         skipped_calls=inspection.skipped_calls,
         compiled_calls=inspection.compiled_calls,
-        draws=inspection.draws or inspection.optimizer_draws,  # each by its key, wherever one does
+        draws=inspection.draws or inspection.optimizer_draws or any(each.changed_as for each in inspection.parameters),
         seeds_others=inspection.seeds_others,
         optimizer_draws=inspection.optimizer_draws,
         notes=tuple(plan_notes(spec, inspection, why_no_snapshots)),

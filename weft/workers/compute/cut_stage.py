@@ -5,7 +5,8 @@ backward, what autograd needs.
 
 To seed at each call takes longer than to skip one, and many models draw nothing. So a stage without buffers, of a step
 that has not drawn when it was inspected, runs unseeded until a run has moved the generator; that one is made again with
-its seeds, and all others are seeded.
+its seeds, and all others are seeded. What a step keeps would be changed twice: one whose first run, with seeds, leaves
+anything behind is seeded for good.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from weft.workers.compute.forward_buffers import Began, ForwardBuffers
 from weft.workers.compute.forward_parts import ForwardParts
 from weft.workers.compute.stage import GivenModes, Stage, Tensors, computing_in, forget_results, leaf_of, no_leaf
 from weft.workers.devices.device import Accelerator, Device
+from weft.workers.snapshots.step_memory import StepMemory
 from weft.workload.cutting.calls import Made, Seed, unseeded
 from weft.workload.cutting.cut_step import Bound, CutStep, Sent
 from weft.workload.cutting.skipped import OtherStructure
@@ -87,7 +89,10 @@ class CutStage(Stage):
         self._buffers = ForwardBuffers([model], can_compare=is_host)
         self._modes = GivenModes([model])
         self._seeds_others = seeds_others
-        self._draws = draws or seeds_others or not is_host or copies_input or cut.has_buffers  # or a run has drawn
+        self._memory = StepMemory(workload)
+        has_buffers = cut.has_buffers or self._memory.has_buffers
+        self._draws = draws or seeds_others or not is_host or copies_input or has_buffers  # or a run has, or has to
+        self._looked_at: set[bool] = set()  # of the two steps, those whose first run is over
         Movements.watch()
         self._saved: dict[int, _Saved] = {}
         self._again = super().again()
@@ -179,6 +184,7 @@ class CutStage(Stage):
     def close(self) -> None:
         self.rewind()
         self._cut.close()
+        self._memory.close()
         forget_results(self._modes.modules)
 
     # --- runs
@@ -217,13 +223,23 @@ class CutStage(Stage):
         with self._device.drawing, self._parts.seeing_reads(), self._precision(), self._places[learns]:
             self._device.launching()
             self._parts.reach(self._needed_first)
-            if not self._draws:
+            run = partial(self._run_once, batch, received, learns=learns)
+            if not self._draws and learns in self._looked_at:
                 movements = Movements()
-                result = self._run_once(batch, received, unseeded, learns=learns)
-                if not movements.are_there():
-                    return result
+                if not movements.were_before:
+                    result = run(unseeded)
+                    if not movements.are_there():
+                        return result
                 self._draws = True
-            return self._run_once(batch, received, self._seeder(microbatch, step), learns=learns)
+            seed = self._seeder(microbatch, step)
+            return run(seed) if self._draws else self._first_run(partial(run, seed), learns=learns)
+
+    def _first_run(self, run: Callable[[], Any], *, learns: bool) -> Any:
+        before = self._memory.look(learns=learns)
+        result = run()
+        self._looked_at.add(learns)
+        self._draws = before is None or self._memory.look(learns=learns) != before
+        return result
 
     def _run_once(self, batch: Any, received: Tensors, seed: Seed, *, learns: bool) -> Any:
         # containers of its own, which a step may change

@@ -3,7 +3,7 @@
     numbers, strings, tensors   as they are; of what is large both ends
     objects                     their class and attributes
     functions and classes       of installed packages, when these were installed; of others, their code, what it closes
-                                over, and the globals that it names
+                                over, the globals that it names, and attributes
     anything else               its class
 
 What is in a file that nobody has read yet does not show.
@@ -42,20 +42,22 @@ class _TooMuch(Exception):
     """There are more values than are looked at."""
 
 
-def fingerprint(*values: object) -> str | None:
-    """None of what nobody can take apart: too much of it, or its own code raises."""
+def fingerprint(*values: object, apart: Iterable[object] = ()) -> str | None:
+    """None of what nobody can take apart: too much of it, or its own code raises. apart: what is known otherwise, and
+    not looked into."""
     try:
-        return _Walk().of(values)
+        return _Walk(apart).of(values)
     except Exception:  # whatever an object of the user's raises
         return None
 
 
 class _Walk:
-    def __init__(self) -> None:
+    def __init__(self, apart: Iterable[object] = ()) -> None:
         self._hash = hashlib.sha256()
         self._text: list[str] = []
         self._left = MAX_VALUES
-        self._seen: dict[int, tuple[int, object]] = {}  # by id: its number, and the value, so that it keeps its id
+        # By id: its number, and the value, so that it keeps its id.
+        self._seen: dict[int, tuple[int, object]] = {id(each): (number, each) for number, each in enumerate(apart)}
         self._owned: dict[ModuleType | None, bool] = {}  # modules: whether they are the user's
 
     def of(self, values: object) -> str:
@@ -188,6 +190,7 @@ class _Walk:
         self._add(function.__module__, function.__qualname__)
         if self._owns(sys.modules.get(function.__module__)):
             self._take(function.__code__)
+            self._contents(function.__dict__)
             names = sorted(names_in(function.__code__) & function.__globals__.keys())
             self._take_all((name, function.__globals__[name]) for name in names)
         self._take_all((function.__defaults__, function.__kwdefaults__))
