@@ -231,7 +231,7 @@ JOBS: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
         "Workload.optimizer returned int",
     ),
     "a syntax error": ("def workload(:", {}, 1, "user-error", "SyntaxError"),
-    "an import that is not there": ("import nowhere_to_be_found", {}, 1, "user-error", "ModuleNotFoundError"),
+    "an import that is not there": ("from nowhere import workload", {}, 1, "user-error", "ModuleNotFoundError"),
     "an exception": (in_training("raise KeyError('lost')"), {}, 1, "user-error", "KeyError: 'lost'"),
     "an exception of the entry": ("def workload(): raise KeyError('lost')", {}, 1, "user-error", "KeyError: 'lost'"),
     "memory that there is not": (in_training("allocate()") + ALLOCATE, {}, 1, "out-of-memory", "can't allocate memory"),
