@@ -94,7 +94,7 @@ class Movements:
     def __init__(self) -> None:
         """Once the process watches."""
         self._before = torch.default_generator.get_state()
-        # Since the run before, by whoever has told nobody: a backward, perhaps.
+        # Since the run before, by whoever has told nobody: a backward, or what is asked after an epoch.
         self.were_before = Movements._seen is not None and not torch.equal(self._before, Movements._seen)
         self._restored_before = Movements._num_restored
 
@@ -142,6 +142,14 @@ class Draws:
         if self._since is not None:
             self.were_there |= self._since.are_there()
             self._since = None
+
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[None]:
+        """Some draw there where no forward has (gradients that are rounded at random). torch.utils.checkpoint puts the
+        generator back: what it runs again has been looked at."""
+        before = torch.default_generator.get_state()
+        yield
+        self.were_there |= not torch.equal(torch.default_generator.get_state(), before)
 
 
 class OtherGenerators:

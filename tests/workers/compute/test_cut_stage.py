@@ -25,6 +25,16 @@ from torch import nn
 import weft
 
 
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return (gradient * 64 + torch.rand_like(gradient)).floor() / 64
+
+
 class Shift(nn.Module):
     # its backward needs nothing of what it got
     def __init__(self):
@@ -163,6 +173,11 @@ def test_a_step_that_writes_to_what_it_is_given_trains_as_the_plain_loop(
 def test_so_does_one_with(turns_of: Callable[..., tuple[Any, Any]], kind: str, recompute: bool) -> None:
     split = ["shift", "middle", "outlet"]
     trains_as_the_plain_loop(*turns_of(BETWEEN[kind], stages=4, split=split, microbatches=4, recompute=recompute))
+
+
+def test_so_does_one_whose_gradients_are_rounded_at_random(turns_of: Callable[..., tuple[Any, Any]]) -> None:
+    """Its forward draws nothing, so the numbers that its backward drew were not the plain loop's."""
+    trains_as_the_plain_loop(*turns_of({"middle": "x = self.middle(Rounded.apply(self.shift(x)))"}, microbatches=2))
 
 
 def trains_as_the_plain_loop(turns: Any, spec: Any) -> None:

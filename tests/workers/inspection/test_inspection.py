@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import clip_grad
+from torch.utils.checkpoint import checkpoint
 
 from weft.spec.job_spec import JobSpec
 from weft.workers.devices.host import HostDevice
@@ -282,6 +283,18 @@ def test_units_of_a_model_that_is_no_sequential_are_the_calls_of_its_forward() -
         assert [unit["name"] for unit in inspect(workload_of(model), spec_of())["units"]] == names
 
 
+class RoundedGradient(torch.autograd.Function):
+    """Up or down at random."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return (gradient * 64 + torch.rand_like(gradient)).floor() / 64
+
+
 @pytest.mark.parametrize(
     ("between", "draws"),
     [
@@ -290,10 +303,14 @@ def test_units_of_a_model_that_is_no_sequential_are_the_calls_of_its_forward() -
         (nn.functional.dropout, True),
         (lambda x: x * torch.rand(3), True),
         (forked, True),
+        (RoundedGradient.apply, True),
+        (functools.partial(checkpoint, torch.tanh, use_reentrant=False), False),
     ],
 )
 def test_it_is_told_whether_a_step_draws(between: Callable[[torch.Tensor], torch.Tensor], draws: bool) -> None:
-    """A step that leaves torch's generator as it was may have drawn all the same."""
+    """A step that leaves torch's generator as it was may have drawn all the same. And one whose backward alone draws
+    was told to draw nothing, and ran without seeds. A checkpoint puts the generator back in backward, and draws none.
+    """
 
     class Own(nn.Module):
         def __init__(self) -> None:

@@ -227,7 +227,7 @@ class CutInspection:
         values = self._results(recorded.result)
         if self._learns:
             before = StateBefore(self._model)
-            with within(TRIED_BACKWARD, innermost=True), recording.installed_again(self._seed):
+            with within(TRIED_BACKWARD, innermost=True), recording.installed_again(self._seed), self._draws.backward():
                 torch.autograd.backward(values["loss"])
             self._backward_changes += before.changed()
         outcome = TrialOutcome.of(self._model, values, self._changing, learns=self._learns)
