@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 
 from weft.workers.devices.host import HostDevice
-from weft.workers.inspection.cut_trial import CutTrial, attributes_of
+from weft.workers.inspection.cut_trial import CutTrial
 from weft.workers.inspection.ran import TrialOutcome
+from weft.workers.snapshots.stage_attributes import StageAttributes
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.recorded import Recorded
 from weft.workload.cutting.recording import StepRecording
@@ -53,7 +54,7 @@ def trial_of(
         HostDevice(),
         values_of=lambda loss: {"loss": loss},
         precision=contextlib.nullcontext,
-        attributes=attributes_of(model),
+        attributes=StageAttributes.of(model),
         writing=set(),
     )
 

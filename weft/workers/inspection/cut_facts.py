@@ -25,21 +25,13 @@ from weft.spec.job_spec import JobSpec
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
 from weft.workers.inspection.cut_proof import MAX_TRIES, CutProof, StatesOfRuns, Whole, telling, told_of_a_draw
-from weft.workers.inspection.cut_trial import CutTrial, attributes_of, others_of, run_as_it_is
+from weft.workers.inspection.cut_trial import CutTrial, others_of, run_as_it_is
 from weft.workers.inspection.looked_at import LookedAt
-from weft.workers.inspection.ran import (
-    DRAWS,
-    Ran,
-    StateBefore,
-    TrialOutcome,
-    carried,
-    first_batch,
-    tried,
-    value_facts,
-)
+from weft.workers.inspection.ran import DRAWS, Ran, StateBefore, TrialOutcome, carried, first_batch, tried, value_facts
 from weft.workers.inspection.state_facts import cut_units
 from weft.workers.inspection.times import TIMED_RUNS, CutTimes, Times, between, note, note_around, note_split
 from weft.workers.inspection.unit_facts import SMALL_RUNS, keeps, size_of_small
+from weft.workers.snapshots.stage_attributes import StageAttributes
 from weft.workload.code.freezing import may_thaw
 from weft.workload.cutting.calls import SeededCalls
 from weft.workload.cutting.cut_step import Step
@@ -131,7 +123,7 @@ class CutInspection:
 
     def run(self, leave: Callable[[nn.Module], None], packed: dict[str, Any], load_seconds: float) -> Ran:
         self._device.adopt(self._model)
-        self._attributes = attributes_of(self._model)
+        self._attributes = StageAttributes.of(self._model)
         with torch.set_grad_enabled(self._learns):
             recorded, whole = self._whole()
             wholes = [whole]

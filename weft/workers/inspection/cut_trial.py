@@ -7,7 +7,6 @@ validation reports, or the cut is not used. It also tells what each stage takes.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from weft.workers.compute.stage import leaf_of
 from weft.workers.devices.device import Device
 from weft.workers.inspection.times import OtherMemory
 from weft.workers.inspection.unit_facts import keeps
-from weft.workers.snapshots.attributes import TORCHS
+from weft.workers.snapshots.stage_attributes import StageAttributes
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import Bound, CutStep, Step
 from weft.workload.cutting.leaves import tensors_in
@@ -35,50 +34,8 @@ from weft.workload.cutting.recorded import Recorded, Value
 from weft.workload.cutting.skipped import SkippedCalls
 from weft.workload.data.tree import with_tensors
 
-Attributes = dict[nn.Module, dict[str, Any]]  # what modules keep that is no parameter, buffer, module or setting
-# Of these, what a module may come to have while it runs, and an attribute says that it has.
-_HOOKS = [name for name in TORCHS if name.startswith(("_forward_", "_backward_")) and "hooks" in name]
 OTHER = 1.0625  # times: arbitrary, little, and exact in any dtype
 _Root = tuple[torch.Tensor, torch.Tensor | None]
-
-
-def attributes_of(model: nn.Module) -> Attributes:
-    return {module: {key: _apart(value) for key, value in _own_of(module).items()} for module in model.modules()}
-
-
-def _own_of(module: nn.Module) -> dict[str, Any]:
-    there = vars(module)
-    hooks = {key: dict(there[key]) for key in _HOOKS if there[key]}
-    return {key: there[key] for key in there.keys() - TORCHS} | hooks
-
-
-def _apart(value: Any) -> Any:
-    return copy.copy(value) if type(value) in (list, dict, set) else value
-
-
-@contextlib.contextmanager
-def _with_attributes(own: Attributes) -> Iterator[None]:
-    """A stage's modules have its own, as in a process that runs no other stage: nobody sees there what skipped modules
-    would have kept."""
-    before = {module: _own_of(module) for module in own}
-    _put(own)
-    try:
-        yield
-    finally:
-        own.update({module: _own_of(module) for module in own})
-        _put(before)
-
-
-def _put(attributes: Attributes) -> None:
-    for module, kept in attributes.items():
-        now = vars(module)
-        for key in now.keys() - TORCHS - kept.keys():
-            del now[key]
-        now.update((key, value) for key, value in kept.items() if key not in TORCHS)
-        for key in _HOOKS:
-            if now[key] or key in kept:  # the same dict, which handles know
-                now[key].clear()
-                now[key].update(kept.get(key, ()))
 
 
 class StageError(Exception):
@@ -96,7 +53,7 @@ class _Stage:
     receives: list[Value]
     sends: list[Value]
     tied: list[nn.Parameter]  # parameters that later stages use too
-    attributes: Attributes
+    attributes: StageAttributes
     # What was received, as a backward comes to it; not what only validation has:
     leaves: list[torch.Tensor | None] = field(default_factory=list)
     given: list[torch.Tensor | None] = field(default_factory=list)  # copies, since a module may write to it
@@ -124,7 +81,7 @@ class CutTrial:
         *,
         values_of: Callable[[Any], Mapping[str, torch.Tensor]],
         precision: Callable[[], contextlib.AbstractContextManager[object]],
-        attributes: Attributes,
+        attributes: StageAttributes,
         writing: set[int],
     ) -> None:
         self._device = device
@@ -170,10 +127,10 @@ class CutTrial:
 
     def has_renewed(self) -> bool:
         """Where runs have left something in modules: each stage's are as they were built again."""
-        if all(_is_as_built(stage.attributes, self._attributes) for stage in self._stages):
+        if all(stage.attributes.is_as(self._attributes) for stage in self._stages):
             return False
         for stage in self._stages:
-            stage.attributes = _copied(self._attributes)
+            stage.attributes = self._attributes.copied()
         return True
 
     def seconds(self) -> list[tuple[float, float]]:
@@ -192,7 +149,7 @@ class CutTrial:
             ]
             stage.given = [None if leaf is None else leaf.clone() for leaf in stage.leaves]
             versions = _versions(stage.given)
-            with _blaming(number, TRIED_STEP), _with_attributes(stage.attributes), stage.step.installed():
+            with _blaming(number, TRIED_STEP), stage.attributes.installed(), stage.step.installed():
                 seconds, result = self._device.timed(partial(self._run, number, batch, seed))
             self.forward_seconds[number] = max(1e-9, seconds - stage.step.skipping_seconds)
             for i, (value, before, after) in enumerate(
@@ -210,8 +167,8 @@ class CutTrial:
 
     @staticmethod
     def _is_kept(stage: _Stage, given: torch.Tensor | None) -> bool:
-        with _with_attributes(stage.attributes):
-            return keeps(stage.attributes, [given])
+        with stage.attributes.installed():
+            return keeps(stage.attributes.modules, [given])
 
     def _run(self, number: int, batch: Any, seed: Seed) -> Any:
         stage, own = self._stages[number], with_tensors(batch, torch.Tensor.clone)  # a step may write to it
@@ -244,7 +201,7 @@ class CutTrial:
             differentiate = self._in_two_parts if self.splits else self._at_once
             with (
                 _blaming(number, TRIED_BACKWARD),
-                _with_attributes(stage.attributes),
+                stage.attributes.installed(),
                 stage.step.installed(),
                 stage.step.numbers.running_again(seed),
             ):
@@ -311,7 +268,7 @@ def _stage(
     bounds: Sequence[int],
     number: int,
     skipped: SkippedCalls,
-    attributes: Attributes,
+    attributes: StageAttributes,
 ) -> _Stage:
     first, last = bounds[number], bounds[number + 1]
     own = range(first, last)
@@ -336,28 +293,8 @@ def _stage(
         receives,
         sends,
         [parameter for name, parameter in model.named_parameters() if name in names & later],
-        _copied(attributes),
+        attributes.copied(),
     )
-
-
-def _is_empty(value: Any) -> bool:
-    return type(value) in (list, dict, set) and not value
-
-
-def _is_as_built(attributes: Attributes, built: Attributes) -> bool:
-    """Containers count as other ones, but for empty ones."""
-    return all(
-        kept.keys() == built[module].keys()
-        and all(
-            value is built[module][key] or (_is_empty(value) and _is_empty(built[module][key]))
-            for key, value in kept.items()
-        )
-        for module, kept in attributes.items()
-    )
-
-
-def _copied(attributes: Attributes) -> Attributes:
-    return {module: {key: _apart(value) for key, value in kept.items()} for module, kept in attributes.items()}
 
 
 def _versions(tensors: Sequence[torch.Tensor | None]) -> list[int]:

@@ -64,15 +64,11 @@ class BuiltObjects:
 
     def add(self, value: Any, path: Path, left: list[int]) -> None:
         """With its parts. left: of parts."""
-        kind = type(value)
-        if kind in _SHAREABLE:
+        if type(value) in _SHAREABLE:
             self._objects[path] = SameObject(value)
             self._paths.setdefault(id(value), path)
-        if kind in PARTED and kind is not set:
-            parts = value.values() if kind in MAPPINGS else value
-            for number, part in enumerate(itertools.islice(parts, max(0, left[0]))):
-                left[0] -= 1
-                self.add(part, (*path, number), left)
+        for number, part in enumerate(first_parts(value, left)):
+            self.add(part, (*path, number), left)
 
     def path_of(self, value: Any) -> Path | None:
         path = self._paths.get(id(value))
@@ -81,6 +77,15 @@ class BuiltObjects:
     def at(self, path: Path) -> Any:
         """None where nothing is any more."""
         return self._objects[path].get() if path in self._objects else None
+
+
+def first_parts(value: Any, left: list[int]) -> Iterator[Any]:
+    """Of a container, those that may be containers. left: of parts."""
+    kind = type(value)
+    if kind in PARTED and kind is not set:
+        for part in itertools.islice(value.values() if kind in MAPPINGS else value, max(0, left[0])):
+            left[0] -= 1
+            yield part
 
 
 class SameObject:
@@ -226,7 +231,7 @@ class RestoredValues:
         if isinstance(own, torch.Tensor):
             own = own.to(there.device) if type(there) in WITH_STORAGE else own
             return own if is_other else _tensor_into(target, own)
-        return _put_into(target, own) if told == _BUILT else own
+        return put_into(target, own) if told == _BUILT else own
 
     def _read(self, value: Any, path: Path) -> Any:
         if isinstance(value, torch.Tensor):
@@ -254,7 +259,7 @@ def _tensor_into(there: Any, made: torch.Tensor) -> torch.Tensor:
     return there.copy_(made) if there.shape == made.shape and there.dtype is made.dtype else made
 
 
-def _put_into(there: Any, made: Any) -> Any:
+def put_into(there: Any, made: Any) -> Any:
     """The one that has the parts then."""
     kind = type(made)
     if kind is not type(there) or kind not in _CONTAINERS:

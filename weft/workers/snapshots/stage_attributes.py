@@ -1,0 +1,118 @@
+"""Stage attributes: what modules keep that is no parameter, buffer, module or setting, as each stage of a trial has it.
+
+Containers stay the objects that they are, since other modules, hooks and functions may hold them too: each stage has
+contents of its own, which are put into them while it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from weft.workers.snapshots.attributes import MAX_PARTS, TORCHS
+from weft.workers.snapshots.remembered import PARTED, first_parts, put_into
+
+# Of torch's own, what a module may come to have while it runs, and an attribute says that it has.
+_HOOKS = [name for name in TORCHS if name.startswith(("_forward_", "_backward_")) and "hooks" in name]
+_CONTAINERS = PARTED - {tuple}
+_Kept = Mapping[nn.Module, Mapping[str, Any]]
+_Contents = dict[int, tuple[Any, Any]]  # by the id of a container: that, and a copy of it
+
+
+class StageAttributes:
+    """Of all modules: a stage's own are as in a process that runs no other stage, so nobody sees there what skipped
+    modules would have kept."""
+
+    def __init__(self, kept: _Kept, contents: _Contents) -> None:
+        self._kept, self._contents = kept, contents
+
+    @classmethod
+    def of(cls, model: nn.Module) -> StageAttributes:
+        """As they are now."""
+        kept = {module: _own_of(module) for module in model.modules()}
+        contents: _Contents = {}
+        for own in kept.values():
+            for key in own.keys() - TORCHS:
+                _note(own[key], contents, [MAX_PARTS])
+        return cls(kept, contents)
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        return list(self._kept)
+
+    def copied(self) -> StageAttributes:
+        return StageAttributes(self._kept, self._contents)  # which are replaced, and not written to
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """What is in the modules at the end is the stage's from then on."""
+        before = self.copied()
+        before._take()
+        self._put()
+        try:
+            yield
+        finally:
+            self._take()
+            before._put()
+
+    def is_as(self, built: StageAttributes) -> bool:
+        """Whether each is the same object with the same parts, or another container with the same. Of one model."""
+        return all(
+            own.keys() == built._kept[module].keys()
+            and all(self._is_one(value, built, built._kept[module][key]) for key, value in own.items())
+            for module, own in self._kept.items()
+        ) and all(self._is_one(there, built, there) for there, _ in self._contents.values())
+
+    def _is_one(self, value: Any, built: StageAttributes, other: Any) -> bool:
+        if type(value) in _CONTAINERS and type(value) is type(other):
+            return _has_same(self._content(value), built._content(other))
+        return value is other
+
+    def _content(self, container: Any) -> Any:
+        return self._contents.get(id(container), (container, container))[1]
+
+    def _take(self) -> None:
+        self._kept = {module: _own_of(module) for module in self._kept}
+        self._contents = {each: (there, copy.copy(there)) for each, (there, _) in self._contents.items()}
+
+    def _put(self) -> None:
+        for module, kept in self._kept.items():
+            now = vars(module)
+            for key in now.keys() - TORCHS - kept.keys():
+                del now[key]
+            now.update((key, value) for key, value in kept.items() if key not in TORCHS)
+            for key in _HOOKS:
+                if now[key] or key in kept:  # the same dict, which handles know
+                    now[key].clear()
+                    now[key].update(kept.get(key, ()))
+        for there, content in self._contents.values():
+            put_into(there, content)
+
+
+def _own_of(module: nn.Module) -> dict[str, Any]:
+    there = vars(module)
+    hooks = {key: dict(there[key]) for key in _HOOKS if there[key]}
+    return {key: there[key] for key in there.keys() - TORCHS} | hooks
+
+
+def _note(value: Any, contents: _Contents, left: list[int]) -> None:
+    """With containers in it. left: of parts that are looked at."""
+    if type(value) in _CONTAINERS:
+        if id(value) in contents:
+            return
+        contents[id(value)] = value, copy.copy(value)
+    for part in first_parts(value, left):
+        _note(part, contents, left)
+
+
+def _has_same(one: Any, other: Any) -> bool:
+    """Parts, of containers of one type."""
+    if type(one) is set:
+        return set(map(id, one)) == set(map(id, other))
+    both = [[*each, *each.values()] if isinstance(each, dict) else each for each in (one, other)]
+    return len(one) == len(other) and all(map(operator.is_, *both))
