@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.plan.graph import Lane
+from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
 from weft.plan.tables import NO_MORE
@@ -285,9 +286,12 @@ def test_every_microbatch_of_every_iteration_is_taken_once(
 
 
 @pytest.mark.parametrize("ratio", [1, 2, 4, 30])
-def test_replicas_of_unequal_speed_reach_nearly_their_throughput_together(plan_of: PlanOf, ratio: float) -> None:
+def test_replicas_of_unequal_speed_reach_nearly_their_throughput_together(
+    plan_of: PlanOf, inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts], ratio: float
+) -> None:
     """In virtual time, with a batch of 40 microbatches."""
-    plan = plan_of(replicas=2, microbatches=40, share="stealing")
+    inspection = inspection_of([unit_of(0)], num_train=840)
+    plan = plan_of(inspection, replicas=2, microbatches=40, share="stealing")
     work = {Kind.FORWARD, Kind.BACKWARD}
     seconds = [
         plan.task_seconds[task.id] * (ratio if task.replica == 1 and task.kind in work else 1)
