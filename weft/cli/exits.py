@@ -5,8 +5,8 @@ a job's own code   run, wait, logs -f, submit -f (128 + N when signal N killed i
 4  no such job, or nothing recorded of it  77   not yours
 69 no daemon answers, or run's own         124  wait timed out
    does not start
-1  compare: no preset completed; doctor: a problem was found; daemon: it could not start, its fork server was lost, or
-   it was not to be replaced and goes on as it is
+1  compare: no preset completed; doctor: a problem was found; daemon: it could not start, its fork server or its socket
+   was lost, or it was not to be replaced and goes on as it is
 130 Ctrl-C, 143 SIGTERM or a terminal that closed, 141 nobody reads stdout
  74 stdout, a file, the daemon's ledger or a new job's run directory cannot be written, or a job's files not removed
 """

@@ -331,6 +331,18 @@ while True:
 """
 
 
+def test_who_holds_the_ledger_is_named(path: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SUBMITTER, str(path), str(tmp_path / "runs")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            with pytest.raises(LedgerError, match=rf"held by another daemon \(pid {process.pid}\); stop that one, or"):
+                Ledger.open(path, tmp_path / "runs")
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize("num_acknowledged", [1, 7, 40])
 def test_a_daemon_killed_amid_submits_has_lost_none_that_it_acknowledged(
     path: Path, tmp_path: Path, num_acknowledged: int

@@ -47,6 +47,11 @@ class Serving:
         assert self.process.pid is not None
         return self.process.pid
 
+    def listen_again(self) -> None:
+        self._control.send(None)
+        assert self._control.poll(SOON)
+        assert self._control.recv() is None
+
     def drop(self, job: str) -> int:
         self._control.send(job)
         assert self._control.poll(SOON)
@@ -108,7 +113,8 @@ def _serve(address: Path, control: Connection) -> None:
     def obey() -> None:
         while True:
             try:
-                control.send(server.drop(control.recv()))
+                job = control.recv()
+                control.send(server.listen_again() if job is None else server.drop(job))
             except EOFError:
                 os._exit(0)
 
@@ -143,6 +149,17 @@ def write_byte(place: int) -> Callable[[Directory], int]:
 
 def read(name: str = "board", num_bytes: int = 64, word: int = -1) -> Callable[[Directory], list[int]]:
     return lambda directory: directory.block(name, num_bytes, word).tolist()
+
+
+def test_a_directory_whose_sockets_are_gone_listens_again_with_all_that_it_has(serving: Serving) -> None:
+    assert serving.ask(write_byte(3)) == 64
+    gone = sorted(serving.address.parent.iterdir())
+    for each in gone:
+        each.unlink()
+    for _ in range(2):  # where they are there they stay
+        serving.listen_again()
+        assert sorted(serving.address.parent.iterdir()) == gone
+        assert serving.ask(read()) == [0xFF] * 3 + [3] + [0xFF] * 60
 
 
 def test_what_one_process_writes_another_reads_after_it_has_gone(serving: Serving) -> None:

@@ -95,6 +95,52 @@ def test_a_live_socket_is_not_taken_over_when_someone_removed_the_lock_file(
     assert is_served(first, path)
 
 
+def test_a_socket_that_clients_do_not_find_any_more_is_told_with_the_remedy(
+    first: RuntimeDirectory, path: Path
+) -> None:
+    first.check()
+    (path / LOCK_NAME).unlink()
+    first.check()  # clients need no lock
+    shutil.rmtree(path)
+    with pytest.raises(
+        RuntimeDirectoryError, match=rf"{path / SOCKET_NAME}: .* \(pid {os.getpid()}\) is gone.* start it"
+    ):
+        first.check()
+    path.parent.rmdir()
+    path.parent.write_text("")
+    with pytest.raises(RuntimeDirectoryError, match="is gone"):
+        first.check()
+
+
+def test_a_directory_that_another_daemon_has_made_anew_is_that_ones(first: RuntimeDirectory, path: Path) -> None:
+    shutil.rmtree(path)
+    second = RuntimeDirectory.open(path)
+    (path / "directory-1.sock").touch()
+    with pytest.raises(RuntimeDirectoryError, match="is another one"):
+        first.check()
+    with pytest.raises(RuntimeDirectoryError, match=rf"a daemon \(pid {os.getpid()}\) has this directory"):
+        first.make_again()
+    first.close()
+    second.check()
+    assert is_served(second, path)
+    assert {each.name for each in path.iterdir()} == {LOCK_NAME, SOCKET_NAME, "directory-1.sock"}
+    second.close()
+    assert list(path.iterdir()) == []
+
+
+def test_a_directory_that_is_made_again_is_kept_from_others_until_it_is_closed(
+    first: RuntimeDirectory, path: Path
+) -> None:
+    first.make_again()
+    assert is_served(first, path)
+    shutil.rmtree(path)
+    first.make_again()
+    assert f"a daemon (pid {os.getpid()}) has this directory" in refusal(path)
+    first.close()
+    assert list(path.iterdir()) == []
+    RuntimeDirectory.open(path).close()
+
+
 HOLDER = """
 import sys
 from pathlib import Path

@@ -45,10 +45,10 @@ from weft.scheduler.daemon.service import Service
 from weft.scheduler.ledger.ledger import AsyncLedger, Ledger, LedgerError
 from weft.scheduler.ledger.series import publish
 from weft.scheduler.runs.checkpoints import come_to
-from weft.scheduler.runs.run_directory import tidy
+from weft.scheduler.runs.run_directory import RunsDirectoryError, make_runs_directory, tidy
 from weft.scheduler.runs.run_writer import RunWriter
 from weft.spec.settings import Settings
-from weft.transport.wire.runtime_directory import DIRECTORY_SOCKETS, RuntimeDirectory, RuntimeDirectoryError
+from weft.transport.wire.runtime_directory import RuntimeDirectory, RuntimeDirectoryError
 from weft.version import __version__
 
 TICK_SECONDS = 1.0
@@ -88,10 +88,6 @@ def main(settings: Settings, *, accept_empty_ledger: bool = False, handover: Han
     return EXIT_UNAVAILABLE if problems else 0
 
 
-class RunsDirectoryError(RuntimeError):
-    """The directory of the run directories cannot be had. The text names it and the remedy."""
-
-
 class _Daemon:
     def __init__(
         self, settings: Settings, environment: Mapping[str, str], accept_empty_ledger: bool, handover: Handover | None
@@ -103,7 +99,7 @@ class _Daemon:
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._exporter = Exporter()
-        self._failure = ""
+        self._failure: PoolError | RuntimeDirectoryError | None = None
 
     async def run(self) -> None:
         """Errors: those that main names."""
@@ -114,15 +110,15 @@ class _Daemon:
         settings = self._settings
         async with contextlib.AsyncExitStack() as stack:
             runtime = self._open_runtime()
-            stack.callback(_clean, runtime)
+            stack.callback(runtime.close)
             ledger = await AsyncLedger.open(
                 settings.state_dir / "ledger.sqlite", settings.runs_path, accept_empty=self._accept_empty_ledger
             )
             stack.push_async_callback(ledger.close)
-            _make_runs_directory(settings.runs_path)
+            make_runs_directory(settings.runs_path)
             await self._serve(runtime, ledger, stack)
-        if self._failure:
-            raise PoolError(self._failure)
+        if self._failure is not None:
+            raise self._failure
 
     def _open_runtime(self) -> RuntimeDirectory:
         handed = None if self._handover is None else self._handover.runtime(self._settings)
@@ -139,7 +135,7 @@ class _Daemon:
     def _server_lost(self) -> None:
         """Without the fork server nothing can run: end, and let the service manager start us again."""
         log = self._settings.state_dir / WORKERS_LOG
-        self._failure = f"the fork server died; {log} ends with: {last_line(log)}"
+        self._failure = PoolError(f"the fork server died; {log} ends with: {last_line(log)}")
         self._stop_now.set()
         self._stop.set()
 
@@ -183,7 +179,7 @@ class _Daemon:
             self._allow_succession(runtime, ledger, driver, pool, service, door, http)
             await door.open()
             background += [
-                group.create_task(self._tick(driver, ledger, pool), name="tick"),
+                group.create_task(self._tick(runtime, driver, ledger, pool), name="tick"),
                 group.create_task(self._watch_lag(), name="lag"),
             ]
             self._tell_ready(runtime, estate, driver, goes_on=handed is not None)
@@ -283,19 +279,37 @@ class _Daemon:
             with driver.guard.around(f"the return of {row.job}"):  # it stays as it is in the ledger
                 driver.adopt(row, attempt=row.attempt + 1)
 
-    async def _tick(self, driver: Driver, ledger: AsyncLedger, pool: Pool) -> None:
+    async def _tick(self, runtime: RuntimeDirectory, driver: Driver, ledger: AsyncLedger, pool: Pool) -> None:
         watchdog = notify.watchdog_seconds(self._environment, os.getpid())
         interval = min(TICK_SECONDS, watchdog) if watchdog else TICK_SECONDS
         while True:
             driver.tick()
             with driver.guard.around("the look at the ledger"):
                 publish(await ledger.run(Ledger.look), ledger.health, self._exporter)
+            with driver.guard.around("the look at the socket"):
+                self._look_at(runtime, pool)
             if pool.is_of_another_weft and driver.is_idle:
                 _log.info("no job has a worker: all are started again, of weft %s", __version__)
                 await driver.renew(self._settings.state_dir / WORKERS_LOG)
             if watchdog:
                 notify.notify_watchdog(self._environment)
             await asyncio.sleep(interval)
+
+    def _look_at(self, runtime: RuntimeDirectory, pool: Pool) -> None:
+        """Where clients do not find the socket any more: end as when told to, and let whoever looks start us again."""
+        if self._stop.is_set():
+            return
+        try:
+            runtime.check()
+        except RuntimeDirectoryError as lost:
+            _log.error("%s", lost)
+            self._failure = lost
+            self._stop.set()
+            try:
+                runtime.make_again()
+                pool.send(DIRECTORY, {"arenas": None, "listens_again": True})  # which savers ask
+            except RuntimeDirectoryError as error:
+                _log.error("what jobs have come to since their newest checkpoints is lost: %s", error)
 
     async def _watch_lag(self) -> None:
         loop = asyncio.get_running_loop()
@@ -307,7 +321,7 @@ class _Daemon:
     async def _drain(self, driver: Driver) -> None:
         notify.notify_stopping(self._environment)
         driver.feed(DrainRequested(now=False))
-        if self._failure:
+        if isinstance(self._failure, PoolError):
             return  # no worker lives to be waited for
         running = driver.num_running()
         if running:
@@ -331,7 +345,8 @@ class _Daemon:
     async def _until_saved(self, driver: Driver) -> None:
         """What running jobs had come to is on the disk, or takes too long for whoever stops us."""
         deadline = asyncio.get_running_loop().time() + SAVE_SECONDS
-        while driver.savers.num_active and not self._failure and asyncio.get_running_loop().time() < deadline:
+        can_save = not isinstance(self._failure, PoolError)
+        while driver.savers.num_active and can_save and asyncio.get_running_loop().time() < deadline:
             notify.notify_extend(self._environment, 2 * TICK_SECONDS)
             await asyncio.sleep(0.05)
         for job in driver.core.jobs.values():
@@ -372,25 +387,6 @@ def _errors_in(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseExcepti
             yield from _errors_in(error)
         else:
             yield error
-
-
-def _make_runs_directory(path: Path) -> None:
-    """Before a job finds out."""
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        problem = "" if os.access(path, os.W_OK | os.X_OK) else "not writable"
-    except OSError as error:
-        problem = error.strerror or "unknown"
-    if problem:
-        raise RunsDirectoryError(
-            f"{path}: run directories cannot be made there ({problem}); give a --runs-dir that you can write"
-        )
-
-
-def _clean(runtime: RuntimeDirectory) -> None:
-    for each in runtime.path.glob(DIRECTORY_SOCKETS):
-        each.unlink(missing_ok=True)
-    runtime.close()
 
 
 # Python 3.13 unlinks a Unix server's path when it closes; ours is unlinked by its owner, systemd's by systemd.

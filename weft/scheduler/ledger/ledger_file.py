@@ -12,9 +12,11 @@ can be, and goes only when every row is in the database itself.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -55,6 +57,7 @@ _REASONS = {
     sqlite3.SQLITE_BUSY: "held",
     sqlite3.SQLITE_LOCKED: "held",
 }
+_FLOCK = "@hhqqi4x"  # struct flock: type, whence, start, length, pid
 _REASONS_OF_ERRNO = {errno.ENOSPC: "full", errno.EDQUOT: "full", errno.EIO: "io", errno.EROFS: "read-only"}
 
 
@@ -73,7 +76,7 @@ def open_file(path: Path, runs_path: Path, *, accept_empty: bool = False) -> sql
     accept_empty: begin without the jobs of a ledger that is lost. Raises LedgerError for a file that is lost, damaged,
     not a ledger, of a newer Weft, or held by another daemon.
     """
-    with explained(path):
+    with explained(path, _holder):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_for_loss(path, runs_path, accept_empty)
         if not _size(path):
@@ -156,8 +159,11 @@ def _fold(connection: sqlite3.Connection) -> bool:
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turns what SQLite and the file system raise into a LedgerError that names the file and the remedy."""
+def explained(path: Path, holder: Callable[[Path], str] = lambda path: "") -> Iterator[None]:
+    """Turns what SQLite and the file system raise into a LedgerError that names the file and the remedy.
+
+    holder: tells more of who has the file, where somebody has.
+    """
     try:
         yield
     except OSError as error:
@@ -168,7 +174,7 @@ def explained(path: Path) -> Iterator[None]:
     except sqlite3.OperationalError as error:
         reason = _REASONS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "other")
         if reason == "held":
-            problem = "held by another daemon; stop that one, or give another state_dir"
+            problem = f"held by another daemon{holder(path)}; stop that one, or give another state_dir"
         else:
             problem = f"cannot be used ({error}); check that its disk is there and not full"
         raise LedgerError(f"{path}: {problem}", reason) from error
@@ -180,6 +186,20 @@ def explained(path: Path) -> Iterator[None]:
             "--accept-empty-ledger: its jobs are then unknown, their run directories stay",
             "damaged",
         ) from error
+
+
+def _holder(path: Path) -> str:
+    """The pid of the process whose lock keeps others out; empty where it is not to be seen from here.
+
+    Only while this process has no connection to the file: that would lose its locks when the file is closed here.
+    """
+    try:
+        with path.open("rb") as file:
+            wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, *_, pid = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, wanted))
+    except OSError:
+        return ""
+    return f" (pid {pid})" if kind != fcntl.F_UNLCK and pid > 0 else ""  # in another namespace it has none
 
 
 def _check_for_loss(path: Path, runs_path: Path, accept_empty: bool) -> None:

@@ -43,6 +43,10 @@ _LOG_IS_FULL: Final = b"the log is full; nothing more is kept\n"
 _log = logging.getLogger("weft.run_directory")
 
 
+class RunsDirectoryError(RuntimeError):
+    """The directory of the run directories cannot be had. The text names it and the remedy."""
+
+
 class RunDirectory:
     """Errors: none. What cannot be written is told by the daemon's own log, and counted by the writer's troubles."""
 
@@ -250,6 +254,19 @@ class _Lines:
         self.num_lost += self.waiting.count(b"\n")
         self.waiting.clear()
         self.anew = False
+
+
+def make_runs_directory(path: Path) -> None:
+    """Before a job finds out."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        problem = "" if os.access(path, os.W_OK | os.X_OK) else "not writable"
+    except OSError as error:
+        problem = error.strerror or "unknown"
+    if problem:
+        raise RunsDirectoryError(
+            f"{path}: run directories cannot be made there ({problem}); give a --runs-dir that you can write"
+        )
 
 
 def tidy(directories: Iterable[Path]) -> None:

@@ -17,10 +17,12 @@ import copy
 import errno
 import multiprocessing.util
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from multiprocessing import managers
+from multiprocessing.connection import Listener
 from multiprocessing.managers import BaseManager, DictProxy, RemoteError, Token
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from weft.machine.free_memory import SharedMemoryFull
 from weft.transport.memory.arena import Arena, Layout
 from weft.transport.memory.blocks import BlockDescriptor, Blocks, Calls, Wanted
 
+BACKLOG = 128  # connections not yet accepted
 CONNECT_SECONDS = 30.0  # for a directory that is being started again
 
 
@@ -62,20 +65,36 @@ class DirectoryServer:
         self._handles: dict[str, Any] = {}
         self._address = address
         self._authkey = authkey
+        self._server: Any = None
+        self._listeners: list[Any] = []  # kept: one that goes unlinks what stands at its path
 
     def serve(self, on_ready: Callable[[], None]) -> None:
         """Never returns; `on_ready` is called once clients can connect."""
         _clear(self._address)
-        own = self._address.with_stem(f"{self._address.stem}-{os.getpid()}")
-        server = BaseManager(address=str(own), authkey=self._authkey).get_server()
+        server = BaseManager(address=str(self._own_address()), authkey=self._authkey).get_server()
         held = {_BLOCKS: self._blocks, _LAYOUTS: self._layouts, _HANDLES: self._handles}
         for ident, referent in held.items():
             exposed = _BLOCKS_METHODS if ident == _BLOCKS else DictProxy._exposed_  # type: ignore[attr-defined]
             server.id_to_obj[ident] = (referent, set(exposed), {})
             server.id_to_refcount[ident] = 1  # type: ignore[attr-defined]
-        self._address.symlink_to(own)
+        self._address.symlink_to(self._own_address())
+        self._server = server
         on_ready()
         server.serve_forever()
+
+    def listen_again(self) -> None:
+        """Where its sockets have been removed: connections that are there go on, and new ones find it again. From any
+        thread. Errors: OSError."""
+        if self._server is None or self._address.exists():
+            return
+        _clear(self._address)
+        self._listeners.append(self._server.listener)
+        self._server.listener = Listener(str(self._own_address()), backlog=BACKLOG)
+        self._address.symlink_to(self._own_address())
+        threading.Thread(target=self._server.accepter, name="accepter", daemon=True).start()
+
+    def _own_address(self) -> Path:
+        return self._address.with_stem(f"{self._address.stem}-{os.getpid()}")
 
     def drop(self, job: str) -> int:
         """Forgets a job's blocks, layouts and handles; returns the blocks' bytes. From any thread."""

@@ -9,12 +9,16 @@
 The order is what keeps a second daemon from taking over a live one's socket: the lock is taken before the socket is
 looked at, and a socket is removed only under the lock and only if nothing answers on it. The kernel drops the lock
 however the daemon dies, so a stale lock file needs no cleaning.
+
+Cleaners of /tmp, and people, remove the directory of a daemon that runs: no client reaches it then. What another daemon
+has made in its place meanwhile is that one's, and stays.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import socket
 import stat
@@ -30,6 +34,8 @@ MAX_PATH_BYTES = MAX_SOCKET_PATH_BYTES - len("/" + LONGEST_SOCKET)  # of the dir
 BACKLOG = 128  # connections not yet accepted; beyond it a client's connect waits
 MAX_PID_CHARS = 20
 
+_log = logging.getLogger("weft.daemon")
+
 
 class RuntimeDirectoryError(RuntimeError):
     """The runtime directory, its lock or its socket cannot be had. The text names the path and the remedy."""
@@ -43,6 +49,11 @@ class RuntimeDirectory:
         self.listener = listener
         self.lock_fd = lock_fd
         self.owns_socket = owns_socket
+        name = listener.getsockname()
+        self._socket = Path(name) if name and isinstance(name, str) else None  # else its name is in no file system
+        self._meant = None if self._socket is None else _file_at(self._socket)
+        if self._socket is not None and self._meant is None and not owns_socket:
+            _log.warning("%s: the socket that was inherited is not there; start its unit again", self._socket)
 
     @classmethod
     def open(cls, path: Path, inherited_fd: int | None = None) -> Self:
@@ -76,14 +87,46 @@ class RuntimeDirectory:
         listener.setblocking(False)
         return cls(path.absolute(), lock_fd, listener, owns_socket=owns_socket)
 
+    def check(self) -> None:
+        """Raises RuntimeDirectoryError where clients do not find the socket any more."""
+        if self._is_found() or (self._meant is None and not self.owns_socket):
+            return
+        what = "is gone" if self._socket is None or _file_at(self._socket) is None else "is another one"
+        again = "it" if self.owns_socket else "its socket's unit"
+        raise RuntimeDirectoryError(
+            f"{self._socket}: the socket of this daemon (pid {os.getpid()}) {what}, so that no client can reach it; it "
+            f"ends, and its jobs go on in the next one: start {again} again, and let nothing clean {self.path}, or "
+            "give another runtime_dir"
+        )
+
+    def _is_found(self) -> bool:
+        return self._socket is not None and self._meant is not None and _file_at(self._socket) == self._meant
+
+    def make_again(self) -> None:
+        """The directory and the lock, where they are gone: for the sockets of the daemon's own processes while it ends.
+
+        Raises RuntimeDirectoryError if another daemon has the directory by now, or something else is in its place.
+        """
+        _make(self.path)
+        if not _is_at(self.lock_fd, self.path / LOCK_NAME):
+            before, self.lock_fd = self.lock_fd, _lock(self.path / LOCK_NAME)
+            os.close(before)
+
     def close(self) -> None:
-        """Stops listening, unlinks the socket (unless it was inherited) and the lock, unlocks. May be called twice."""
+        """Stops listening, unlinks the sockets (but for one that was inherited) and the lock, unlocks. May be called
+        twice."""
         if self.lock_fd < 0:
             return
-        self.listener.close()
-        if self.owns_socket:
-            (self.path / SOCKET_NAME).unlink(missing_ok=True)
-        (self.path / LOCK_NAME).unlink(missing_ok=True)
+        if self.owns_socket and self._is_found() and self._socket is not None:
+            self._socket.unlink(missing_ok=True)
+        self.listener.close()  # till here no other file can have its inode
+        lock = self.path / LOCK_NAME
+        is_ours = _is_at(self.lock_fd, lock)
+        if is_ours or not lock.exists():
+            for each in self.path.glob(DIRECTORY_SOCKETS):
+                each.unlink(missing_ok=True)
+        if is_ours:
+            lock.unlink(missing_ok=True)
         os.close(self.lock_fd)
         self.lock_fd = -1
 
@@ -150,10 +193,17 @@ def _lock(path: Path) -> int:
 
 
 def _is_at(fd: int, path: Path) -> bool:
+    held = os.fstat(fd)
+    return _file_at(path) == (held.st_dev, held.st_ino)
+
+
+def _file_at(path: Path) -> tuple[int, int] | None:
+    """Its device and inode."""
     try:
-        return os.path.samestat(os.fstat(fd), os.lstat(path))
-    except FileNotFoundError:
-        return False
+        found = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _clear(path: Path) -> None:

@@ -296,6 +296,11 @@ def _run_directory(connection: socket.socket, config: dict[str, Any]) -> None:
         with contextlib.suppress(ConnectionError):
             while data := connection.recv(1 << 16):
                 for message in reader.feed(data):
+                    if message.get("listens_again"):
+                        try:
+                            directory.listen_again()
+                        except OSError:  # who does not reach it says so
+                            traceback.print_exc()
                     if message["arenas"] is not None:
                         directory.drop(message["arenas"])
                     else:  # somebody asks whether it hangs
