@@ -56,16 +56,16 @@ class WholeModel:
                 unit.train(training)
             own = {name: _with_storage(each) for name, each in state.items()}
             shown = [*self._parameters(model, own), *self._buffers(model, own)]
-        attributes, before = Attributes({} if model is None else dict(model.named_modules())), self._flags(model)
+        attributes = Attributes({} if model is None or self._is_alone else dict(model.named_modules()))
+        before = self._flags(model)
         try:
             for each in shown:
                 each.begin()
             yield
             changed = [each.name for each in shown if each.has_changed()]
             changed += [name for name, flag in self._flags(model).items() if before.get(name, flag) != flag]
-            if not self._is_alone:
-                kept = attributes.changed().items()
-                changed += [f"{module}.{key}".lstrip(".") for module, of_module in kept for key in of_module]
+            kept = attributes.changed().items()
+            changed += [f"{module}.{key}".lstrip(".") for module, of_module in kept for key in of_module]
         finally:
             for each in shown:
                 each.end()
