@@ -20,6 +20,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import nn
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
 
 from weft.plan.division import Part
 from weft.plan.itinerary import Iteration
@@ -107,6 +109,8 @@ def _mixes_microbatches(workload: Workload, spec: JobSpec, batches: Batches, siz
     parts = [Part(0, 0, total - total // 2), Part(1, total - total // 2, total // 2)]
     trial = _Trial(workload, spec, batches)
     try:
+        if not trial.runs_code_in_backward(iteration, parts[0]):
+            return False
         alone, between = (trial.gradients(iteration, parts, keeps=keeps) for keeps in (1, 2))
         return not _are_close(alone, between) and _are_close(alone, trial.gradients(iteration, parts, keeps=1))
     except Exception:  # as above
@@ -134,6 +138,16 @@ def _looked_at(batches: Batches, batch_size: int) -> Iterator[Iteration]:
             size = min(batch_size, num_samples - start)
             if size > 1:
                 yield Iteration(index=0, training=training, epoch=0, step=0, start=start, size=size, learns=training)
+
+
+class _Hooking(TorchFunctionMode):
+    """Notes whether a tensor gets a hook."""
+
+    has_hooked = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.has_hooked |= func in (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook)
+        return func(*args, **(kwargs or {}))
 
 
 class _Trial:
@@ -174,10 +188,7 @@ class _Trial:
         under_way: list[torch.Tensor] = []
         with _buffers_as_before(self._model):
             for part in parts:
-                batch, step = self._batch(iteration, part), training_step(self._workload)
-                self._seeded(part)
-                values = step_values(step(self._model, batch), step_source(self._workload, learns=True), learns=True)
-                under_way.append(values["loss"])
+                under_way.append(self._loss(iteration, part))
                 if len(under_way) == keeps:
                     torch.autograd.backward(under_way.pop(0))
             for loss in under_way:
@@ -186,6 +197,25 @@ class _Trial:
         for parameter, gradient in before:
             parameter.grad = gradient
         return found
+
+    def runs_code_in_backward(self, iteration: Iteration, part: Part) -> bool:
+        """Of the user's, or of a library's in Python: a function's, a hook's."""
+        self._model.train()
+        with _buffers_as_before(self._model), _Hooking() as hooking:
+            ahead: list[Any] = [self._loss(iteration, part).grad_fn]
+        seen: set[Any] = set()
+        while ahead:
+            node = ahead.pop()
+            if node is not None and node not in seen:
+                seen.add(node)
+                ahead += [following for following, _ in node.next_functions]
+        of_modules = (each._backward_hooks or each._backward_pre_hooks for each in self._model.modules())
+        return hooking.has_hooked or any(isinstance(node, BackwardCFunction) for node in seen) or any(of_modules)
+
+    def _loss(self, iteration: Iteration, part: Part) -> torch.Tensor:
+        batch, step = self._batch(iteration, part), training_step(self._workload)
+        self._seeded(part)
+        return step_values(step(self._model, batch), step_source(self._workload, learns=True), learns=True)["loss"]
 
     def _forget_gradients(self) -> None:
         for parameter in self._model.parameters():
