@@ -68,7 +68,8 @@ def generator_states() -> list[object]:
     """Of this process, all of them, to be compared."""
     generators = (torch.default_generator, *torch.cuda.default_generators)
     of_numpy: Any = np.random.get_state()
-    return [*(each.get_state().tolist() for each in generators), random.getstate(), of_numpy[1].tolist(), of_numpy[2:]]
+    own = (each.get_state().numpy().tobytes() for each in generators)
+    return [*own, random.getstate(), of_numpy[1].tobytes(), of_numpy[2:]]
 
 
 @contextlib.contextmanager

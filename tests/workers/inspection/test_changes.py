@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
+from torch.utils.checkpoint import checkpoint
 
 from weft.spec.job_spec import JobSpec
 from weft.workers.devices.host import HostDevice
@@ -180,12 +181,47 @@ class Remembering(nn.Module):
         return found
 
 
+class Hooked(nn.Module):
+    """A hook that takes the newest."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept = x.detach().clone()
+        if x.requires_grad:
+            x.register_hook(lambda gradient: gradient * self.kept)
+        return x * 2
+
+
+class Checkpointed(nn.Module):
+    """What is computed again takes the newest."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept = x.detach().clone()
+        found: torch.Tensor = checkpoint(lambda y: (y * self.kept).tanh(), x, use_reentrant=False)
+        return found
+
+
+class OfItsOwn(nn.Module):
+    """Code in backward that takes what its own forward had, behind layers that keep and draw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(Queue(buffer=True), nn.BatchNorm1d(3), nn.Dropout(0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layers(x)
+        kept = x.detach().clone()
+        if x.requires_grad:
+            x.register_hook(lambda gradient: gradient * kept)
+        return x * 2
+
+
 @pytest.mark.parametrize(
     ("changes", "holds"),
     [({"stages": 2, "microbatches": 2}, True), ({"stages": 2}, False), ({"microbatches": 2}, False)],
 )
+@pytest.mark.parametrize("kind", [Remembering, Hooked, Checkpointed])
 def test_a_backward_that_takes_what_another_microbatch_has_left_is_found_where_there_are_several(
-    spec_of: Callable[..., JobSpec], changes: dict[str, Any], holds: bool
+    spec_of: Callable[..., JobSpec], kind: Callable[[], nn.Module], changes: dict[str, Any], holds: bool
 ) -> None:
     def mixes(layer: nn.Module) -> bool:
         model = nn.Sequential(nn.Linear(3, 3), layer, nn.Tanh(), nn.Linear(3, 3))
@@ -194,9 +230,9 @@ def test_a_backward_that_takes_what_another_microbatch_has_left_is_found_where_t
         found: bool = inspect(workload, spec_of(batch_size=4, **changes), HostDevice())["mixes_microbatches"]
         return found
 
-    assert mixes(Remembering()) == holds
+    assert mixes(kind()) == holds
+    assert not mixes(OfItsOwn())
     assert not mixes(nn.Dropout(0.5))
-    assert not mixes(Queue(buffer=True))
 
 
 def test_a_teacher_outside_of_the_model_is_as_it_was_when_cuts_have_been_tried(spec_of: Callable[..., JobSpec]) -> None:

@@ -12,15 +12,14 @@ not for a sum, a mean over tokens without `Workload.weight`, negatives from the 
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import nn
 from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from weft.plan.division import Part
@@ -33,7 +32,7 @@ from weft.workers.updates.optimizer_state import is_elementwise
 from weft.workload.data.batches import Batches
 from weft.workload.data.tree import build
 from weft.workload.optimizer import make_optimizer
-from weft.workload.randomness import Movements, seed_loading
+from weft.workload.randomness import Movements, generator_states, seed_loading
 from weft.workload.step import step_source, step_values, training_step, validation_step
 from weft.workload.units import is_cut_by_calls
 from weft.workload.workload import Workload, kind_of, weight_of
@@ -141,13 +140,29 @@ def _looked_at(batches: Batches, batch_size: int) -> Iterator[Iteration]:
 
 
 class _Hooking(TorchFunctionMode):
-    """Notes whether a tensor gets a hook."""
+    """Notes whether a tensor gets a hook, or what is saved for a backward does (torch.utils.checkpoint)."""
 
     has_hooked = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.has_hooked |= func in (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook)
         return func(*args, **(kwargs or {}))
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        entering: Any = saved_tensors_hooks.__enter__
+
+        def noted(hooks: saved_tensors_hooks) -> Any:
+            self.has_hooked = True
+            return entering(hooks)
+
+        replaced: Any = saved_tensors_hooks
+        replaced.__enter__ = noted
+        try:
+            with self:
+                yield
+        finally:
+            replaced.__enter__ = entering
 
 
 class _Trial:
@@ -201,7 +216,8 @@ class _Trial:
     def runs_code_in_backward(self, iteration: Iteration, part: Part) -> bool:
         """Of the user's, or of a library's in Python: a function's, a hook's."""
         self._model.train()
-        with _buffers_as_before(self._model), _Hooking() as hooking:
+        hooking = _Hooking()
+        with _buffers_as_before(self._model), hooking.watching():
             ahead: list[Any] = [self._loss(iteration, part).grad_fn]
         seen: set[Any] = set()
         while ahead:
@@ -254,7 +270,7 @@ class _Trial:
         else:
             tensors, skeleton = self._batches.batch(iteration, part)
             batch = build(skeleton, tensors)
-        self._draws |= _generators() != seeded
+        self._draws |= generator_states() != seeded
         return batch
 
     def _weight(self, batch: Any, num_samples: int) -> float:
@@ -271,20 +287,13 @@ class _Trial:
             values = step_values(step(self._model, batch), step_source(self._workload, learns=learns), learns=learns)
         if learns and differentiates:
             (values["loss"] * fraction).backward()  # type: ignore[no-untyped-call]  # torch leaves it without annotations
-        self._draws |= _generators() != seeded
+        self._draws |= generator_states() != seeded
         return {name: value.detach().double() * fraction for name, value in values.items()}
 
-    def _seeded(self, part: Part) -> tuple[object, ...]:
+    def _seeded(self, part: Part) -> list[object]:
         seed_loading(self._seed, 0, part.number)
         Movements.forget()
-        return _generators()
-
-
-def _generators() -> tuple[object, ...]:
-    """What random numbers come next."""
-    name, keys, *others = np.random.get_state(legacy=True)
-    of_numpy = name, np.asarray(keys).tobytes(), *others
-    return torch.default_generator.get_state().numpy().tobytes(), random.getstate(), of_numpy
+        return generator_states()
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor | None) -> bool:

@@ -28,10 +28,9 @@ def undecorated(value: Any) -> Any:
         value = value.__func__
     elif isinstance(value, property):
         value = value.fget
-    elif isinstance(
-        call := getattr_static(type(value), "__call__", None), FunctionType
-    ):  # an object of a class of theirs
-        return value if is_installed(Path(call.__code__.co_filename)) else MethodType(call, value)
+    call = getattr_static(type(value), "__call__", None)
+    if isinstance(call, FunctionType) and not is_installed(Path(call.__code__.co_filename)):
+        return MethodType(call, value)
     return unwrap(value) if isinstance(value, FunctionType) else value
 
 

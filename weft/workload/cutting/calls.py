@@ -120,17 +120,17 @@ class CallNumbers:
     def _run_without(self, visible: Visible, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that an autograd.Function makes in its backward (an adjoint), which is none that the forward has made.
         Which number it has only matters if somebody draws: it itself, or what a checkpoint has behind it."""
-        before = generator_states()
-        result = None if _is_by_checkpoint() else forward(*args, **kwargs)
-        if _is_by_checkpoint() or generator_states() != before:
-            raise WorkloadError(
-                f"{visible} is called {len(self.made.get(visible, []))} times in a step, and again in backward, where "
-                "it draws, or may: by an autograd.Function, or under torch.utils.checkpoint with "
-                "preserve_rng_state=False or between seeds of its own, so nobody knows which call runs again; leave "
-                "preserve_rng_state as it is and seed nothing, use strategy.recompute = true in its place, or draw "
-                "outside of it"
-            )
-        return result
+        if not _is_by_checkpoint():
+            before = generator_states()
+            result = forward(*args, **kwargs)
+            if generator_states() == before:
+                return result
+        raise WorkloadError(
+            f"{visible} is called {len(self.made.get(visible, []))} times in a step, and again in backward, where it "
+            "draws, or may: by an autograd.Function, or under torch.utils.checkpoint with preserve_rng_state=False or "
+            "between seeds of its own, so nobody knows which call runs again; leave preserve_rng_state as it is and "
+            "seed nothing, use strategy.recompute = true in its place, or draw outside of it"
+        )
 
 
 def _is_by_checkpoint() -> bool:
