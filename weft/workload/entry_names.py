@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 import warnings
 from pathlib import Path
 
@@ -23,8 +24,13 @@ def check_named(path: Path, name: str) -> None:
     """Raises WorkloadError where the source of a file does not mention the name, and has no other way to give it, or
     trains as it is imported. Source that cannot be read is left to its import."""
     try:
+        source = path.read_bytes()
+        if re.search(
+            rb"^(async )?def %b\b" % re.escape(name).encode(), source, re.MULTILINE
+        ):  # nearly always: no need to parse it
+            return
         with warnings.catch_warnings(action="ignore"):  # they come with its import
-            module = ast.parse(path.read_bytes())
+            module = ast.parse(source)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return
     mentioned = _mentioned(module)
