@@ -33,6 +33,7 @@ def test_people_count_training_steps_from_one_and_validations_by_the_step_that_t
 def itineraries(draw: st.DrawFn) -> Itinerary:
     epochs = draw(st.none() | st.integers(1, 4))
     return Itinerary.of(
+        steps_per_epoch=draw(st.none() | st.integers(1, 12)),
         num_train=draw(st.integers(1, 40)),
         num_validation=draw(st.integers(0, 40)),
         batch_size=draw(st.integers(1, 50)),
@@ -49,6 +50,16 @@ def test_two_epochs_with_ragged_batches_go_as_the_module_draws_them() -> None:
     assert [each.start for each in iterations] == [0, 100, 200, 0, 100] * 2
     assert [each.epoch for each in iterations] == [0] * 5 + [1] * 5
     assert [each.index for each in iterations if each.last_of_validation] == [4, 9]
+
+
+def test_an_epoch_of_so_many_steps_has_whole_batches_alone() -> None:
+    about = Itinerary.of(num_train=25, num_validation=1, batch_size=10, epochs=2, steps=None, steps_per_epoch=4)
+    iterations = walk(about)
+    assert "".join("T" if each.training else "V" for each in iterations) == "TTTTVTTTTV"
+    assert [each.size for each in iterations if each.training] == [10] * 8
+    assert [each.start for each in iterations if each.training] == [0, 10, 20, 30] * 2
+    assert [each.index for each in iterations if each.ends_epoch] == [3, 8]
+    assert about.batch_sizes() == {10, 1}
 
 
 def test_an_unfinished_last_epoch_is_validated_too() -> None:

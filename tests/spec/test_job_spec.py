@@ -102,7 +102,7 @@ def test_every_field_of_a_toml_spec_reaches_the_spec(tmp_path: Path) -> None:
         "strategy": Strategy(schedule="gpipe", microbatches=4).model_dump(exclude_none=True),
         "directory": str(tmp_path),
     }
-    assert spec.to_wire()["job"].keys() | {"steps"} == JobSection.model_fields.keys()
+    assert spec.to_wire()["job"].keys() | {"steps", "steps_per_epoch"} == JobSection.model_fields.keys()
 
 
 @pytest.mark.parametrize("model", [JobSection, Strategy])

@@ -6,9 +6,21 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    MultiStepLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
 
-from weft.workload.workload import Workload, WorkloadError, asks_to_stop, make_scheduler, metric_of, weight_of
+from weft.workload.workload import Workload, WorkloadError, asks_to_stop, make_scheduler, metric_of, span_of, weight_of
 
 
 def an_optimizer() -> torch.optim.Optimizer:
@@ -96,6 +108,24 @@ def test_of_torchs_schedulers_one_takes_a_value_of_validations() -> None:
     assert metric_of(workload, make_scheduler(workload.scheduler, an_optimizer())) == "accuracy"
     assert metric_of(workload, make_scheduler(lambda given: LambdaLR(given, lambda step: 1.0), an_optimizer())) is None
     assert metric_of(workload, None) is None
+
+
+@pytest.mark.parametrize(
+    ("factory", "span"),
+    [
+        (lambda given: CosineAnnealingLR(given, T_max=10), 10),
+        (lambda given: CosineAnnealingWarmRestarts(given, T_0=7), 7),
+        (lambda given: StepLR(given, 30), 30),
+        (lambda given: MultiStepLR(given, [60, 30]), 60),
+        (lambda given: SequentialLR(given, [LinearLR(given), CosineAnnealingLR(given, 40)], [5]), 40),
+        (lambda given: ChainedScheduler([StepLR(given, 3), MultiStepLR(given, [8])]), 8),
+        (lambda given: LambdaLR(given, lambda step: 1.0), None),
+        (lambda given: ExponentialLR(given, 0.9), None),
+        (ReduceLROnPlateau, None),
+    ],
+)
+def test_a_scheduler_is_written_for_so_many_calls_by_its_own_numbers(factory: Any, span: int | None) -> None:
+    assert span_of(factory(an_optimizer())) == span
 
 
 @pytest.mark.parametrize(("answer", "stops"), [("stop", True), (None, False)])

@@ -45,6 +45,7 @@ def run(
     batch_size: int,
     epochs: int | None = None,
     steps: int | None = None,
+    steps_per_epoch: int | None = None,
     seed: int = 0,
     args: Mapping[str, Any] | None = None,
     stages: int | None = None,
@@ -59,11 +60,12 @@ def run(
     """Trains what `workload(**args)` returns to the end, with progress on stderr. Ctrl-C cancels the job.
 
     workload: a function at the top of a .py file, or one typed in a notebook that names nothing else defined there.
-    batch_size, epochs, steps, seed: as in a spec's [job]; epochs or steps. stages, microbatches, strategy: axes of its
-    [strategy]. checkpoint_every: such as "1 epoch". resume_from: a checkpoint to go on from, or the run directory of a
-    job, whose newest it is then; a relative path begins where the script runs. job: an id for it. It runs in the daemon
-    whose socket is given, in the `weft.Daemon(...)` that is given and started for it, else in the one that answers at
-    the usual place, else in one of its own, with as many CPU workers and loaders as the strategy needs.
+    batch_size, epochs, steps, steps_per_epoch, seed: as in a spec's [job]; epochs or steps. stages, microbatches,
+    strategy: axes of its [strategy]. checkpoint_every: such as "1 epoch". resume_from: a checkpoint to go on from, or
+    the run directory of a job, whose newest it is then; a relative path begins where the script runs. job: an id for
+    it. It runs in the daemon whose socket is given, in the `weft.Daemon(...)` that is given and started for it, else in
+    the one that answers at the usual place, else in one of its own, with as many CPU workers and loaders as the
+    strategy needs.
 
     Errors: SpecError for arguments that make no job, JobFailed for one that fails or is cancelled, and those of Client.
     """
@@ -73,6 +75,7 @@ def run(
         "batch_size": batch_size,
         "epochs": epochs,
         "steps": steps,
+        "steps_per_epoch": steps_per_epoch,
         "seed": seed,
         "args": dict(args or {}),
         "resume_from": None if resume_from is None else str(Path(resume_from).absolute()),

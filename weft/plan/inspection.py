@@ -203,6 +203,7 @@ class Inspection:
     on_epoch: bool = False  # the workload has a function that is asked after each epoch
     endless: bool = False  # the training data are a stream without a length: one epoch, of what the steps need
     scheduler_metric: str | None = None  # that the scheduler takes of each validation; None of one that takes none
+    scheduler_span: int | None = None  # how many training steps it is written for, where its own numbers say that
     unchosen: str | None = None  # why no strategy is chosen for a job that gives none, as a reason
     undivided: str | None = None  # why the batches of such a job stay whole, in the same form
     without_gpus: str | None = None  # why none of its candidates has any, where there are some; in the same form
@@ -312,6 +313,7 @@ class Inspection:
             on_epoch=data.get("on_epoch", False),
             endless=data.get("endless", False),
             scheduler_metric=data.get("scheduler_metric"),
+            scheduler_span=data.get("scheduler_span"),
             host=Host(**data.get("host", {})),
             peer_access=data.get("peer_access", False),
             timed_size=data.get("timed_size", 0),

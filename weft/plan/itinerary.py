@@ -28,15 +28,17 @@ class Iteration:
     size: int
     last_of_validation: bool = False
     learns: bool = True  # with gradients and an update
+    ends_epoch: bool = False  # the last step of its epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Itinerary:
-    num_train: int  # samples
+    num_train: int  # samples of an epoch
     num_validation: int
     batch_size: int
     steps: int  # training iterations in all
     forward_only: bool = False  # none of them learns
+    per_pass: int = 0  # samples of a pass over the training data, where an epoch is none; 0 where it is one
 
     @classmethod
     def of(
@@ -47,12 +49,15 @@ class Itinerary:
         batch_size: int,
         epochs: int | None,
         steps: int | None,
+        steps_per_epoch: int | None = None,
         forward_only: bool = False,
     ) -> Itinerary:
-        """A job that only runs forward does so over the training data, and validates nothing."""
-        per_epoch = -(-num_train // batch_size)
+        """num_train: samples of a pass. steps_per_epoch: of an epoch that is none. A job that only runs forward does so
+        over the training data, and validates nothing."""
+        per_epoch = steps_per_epoch or -(-num_train // batch_size)
         return cls(
-            num_train=num_train,
+            num_train=num_train if steps_per_epoch is None else steps_per_epoch * batch_size,
+            per_pass=0 if steps_per_epoch is None else num_train,
             num_validation=0 if forward_only else num_validation,
             batch_size=batch_size,
             steps=steps if steps is not None else (epochs or 0) * per_epoch,
@@ -68,6 +73,7 @@ class Itinerary:
             batch_size=job.batch_size,
             epochs=job.epochs,
             steps=job.steps,
+            steps_per_epoch=job.steps_per_epoch,
             forward_only=job.mode == "forward",
         )
 
@@ -94,15 +100,17 @@ class Itinerary:
         number = within if training else within - steps_here
         start = number * self.batch_size
         total = self.num_train if training else self.num_validation
+        step = epoch * self.steps_per_epoch + (within if training else steps_here)
         return Iteration(
             index=index,
             training=training,
             epoch=epoch,
-            step=epoch * self.steps_per_epoch + (within if training else steps_here),
+            step=step,
             start=start,
             size=min(self.batch_size, total - start),
             last_of_validation=not training and number == self.validations_per_epoch - 1,
             learns=training and not self.forward_only,
+            ends_epoch=training and (step + 1) % self.steps_per_epoch == 0,
         )
 
     def update_of(self, step: int) -> int:

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from weft.plan.error_places import samples_place, within
 from weft.spec.job_spec import JobSection
 from weft.workload.data.collating import collate_items
-from weft.workload.data.source import DataSource, Field, Tensors, source_of
+from weft.workload.data.source import DataSource, Field, Tensors, source_of_job
 from weft.workload.data.tree import with_tensors
 from weft.workload.workload import Workload, WorkloadError
 
@@ -44,7 +44,7 @@ class Data:
 
     @classmethod
     def of(cls, workload: Workload, field: Field, job: JobSection) -> Data:
-        source = source_of(workload, field, batch_size=job.batch_size, steps=job.steps)
+        source = source_of_job(workload, field, job)
         if source.size == 0:
             raise WorkloadError(f"Workload.{field} has no samples; give a dataset of at least one")
         return cls(source=source, pairs=workload.step is None)
@@ -52,7 +52,7 @@ class Data:
     @property
     def size(self) -> int:
         """Samples of an epoch, at least one."""
-        return self.source.size
+        return self.source.epoch_size or self.source.size
 
     def batch(self, indices: torch.Tensor) -> Any:
         """The samples together, as a step sees them; for a loss (inputs, targets)."""

@@ -114,6 +114,7 @@ class _Loop:
         self._trains = spec.job.mode == "train"
         self._passes = passes_of(workload)
         self._data = Data.of(workload, "train", spec.job)
+        self._steps_per_epoch = math.ceil(self._data.size / self._job.batch_size)
         self._held_out = None
         if self._trains and workload.validation is not None:
             self._held_out = Data.of(workload, "validation", spec.job)
@@ -131,7 +132,7 @@ class _Loop:
     def run(self, on_step: StepFunction | None) -> ReferenceResult:
         losses: list[float] = []
         validations: list[dict[str, float]] = []
-        steps = self._job.steps or (self._job.epochs or 0) * math.ceil(self._data.size / self._job.batch_size)
+        steps = self._job.steps or (self._job.epochs or 0) * self._steps_per_epoch
         epoch = 0
         self._training.start(time.monotonic())
         while len(losses) < steps and self._stopped is None:
@@ -198,7 +199,7 @@ class _Loop:
         for microbatch in batch.microbatches:
             with self._replicas.model_as_seen_by(microbatch.replica, step):
                 _add(means, self._add_gradient(step, microbatch, batch.fraction(microbatch)))
-        self._update.apply(step)
+        self._update.apply(step, ends_epoch=(step + 1) % self._steps_per_epoch == 0)
         if self._workload.step is not None:
             self._measured.append(means)
         return means["loss"]

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from weft.plan.error_places import step_place, within
 from weft.spec.job_spec import Strategy
 from weft.workload.optimizer import make_optimizer
-from weft.workload.workload import Workload, WorkloadError, make_scheduler, metric_of
+from weft.workload.workload import Workload, WorkloadError, make_scheduler, metric_of, steps_scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,11 @@ class Update:
         self._optimizer = _optimizer(workload)
         updated = {id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]}
         self._parameters = [each for each in workload.model.parameters() if id(each) in updated]
+        self._workload = workload
         self._scheduler = make_scheduler(workload.scheduler, self._optimizer)
         self.metric = metric_of(workload, self._scheduler)  # of validations, that the scheduler takes
 
-    def apply(self, step: int) -> None:
+    def apply(self, step: int, *, ends_epoch: bool) -> None:
         """Takes the gradients that stand in the parameters' `grad`, and clears them.
 
         A batch that counts nothing has left none; the optimizer's step then changes nothing.
@@ -58,7 +59,8 @@ class Update:
             with within(step_place(self._optimizer)):
                 self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        if self._scheduler is not None and self.metric is None:
+        steps = self.metric is None and steps_scheduler(self._workload, ends_epoch=ends_epoch)
+        if self._scheduler is not None and steps:
             self._step_scheduler(self._scheduler)
 
     def validated(self, value: float) -> None:

@@ -49,6 +49,12 @@ class JobSection(Section):
         default=None, ge=1, le=MAX_COUNT, description="passes over the training data; or give steps"
     )
     steps: int | None = Field(default=None, ge=1, le=MAX_COUNT, description="training iterations; or give epochs")
+    steps_per_epoch: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_COUNT,
+        description="what an epoch is in place of one pass over the training data: so many steps, pass after pass",
+    )
     batch_size: int = Field(ge=1, le=MAX_COUNT, description="samples in one global batch", examples=[100])
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the model, the data order and dropout")
     resume_from: str | None = Field(
@@ -102,6 +108,12 @@ class JobSection(Section):
         if self.epochs is not None and self.steps is not None:
             raise ValueError(f"epochs = {self.epochs} and steps = {self.steps} are both given; leave one of them out")
         return self
+
+    @property
+    def given_steps(self) -> int | None:
+        """How many the job has, where that follows from the spec alone."""
+        by_epochs = self.steps_per_epoch and self.epochs and self.steps_per_epoch * self.epochs
+        return self.steps or by_epochs or None
 
 
 class ProfileSection(Section):

@@ -233,6 +233,13 @@ def _checked(workload: object, spec: JobSpec) -> Workload:
         raise WorkloadError(
             f"Workload.start is {kind_of(workload.start)}; give the path of a safetensors file, or a state dict"
         )
+    every: object = workload.scheduler_every
+    if not isinstance(every, str) or every not in ("step", "epoch"):
+        told = repr(every) if isinstance(every, str) else kind_of(every)
+        raise WorkloadError(
+            f"Workload.scheduler_every is {told:.80}; give 'step', or 'epoch' for a scheduler whose step() is to be "
+            "called once an epoch"
+        )
     if not isinstance(workload.scheduler_metric, str):
         raise WorkloadError(
             f"Workload.scheduler_metric is {kind_of(workload.scheduler_metric)}; give 'loss', or the name of a metric"

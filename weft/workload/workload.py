@@ -12,7 +12,7 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ SchedulerFactory = Callable[[torch.optim.Optimizer], LRScheduler]
 
 
 STOP = "stop"
+_SPANS = ("T_max", "T_0", "step_size")  # of torch's schedulers, what they count in calls of `step()`
 
 
 class WorkloadError(Exception):
@@ -62,6 +63,7 @@ class Workload:
     collate: list of items -> batch; unset, `torch.utils.data.default_collate`, which takes dataclasses here, too.
     scheduler: called once with each optimizer, returns a `torch.optim.lr_scheduler.LRScheduler`; its `step()` is
         called after every training step; of a `ReduceLROnPlateau` its `step(value)` after every epoch's validation.
+    scheduler_every: "step", or "epoch": its `step()` is called after the last training step of each epoch instead.
     scheduler_metric: the value of the validation that a `ReduceLROnPlateau` takes: "loss", or a metric's name.
     on_epoch: called in one process after each epoch and its validation, with what it has come to: {"epoch": from 0,
         "step": training steps done, "loss": the mean over the epoch's training, "validation": {name: value}}. Returns
@@ -82,6 +84,7 @@ class Workload:
     weight: WeightFunction | None = None
     collate: CollateFunction | None = None
     scheduler: SchedulerFactory | None = None
+    scheduler_every: Literal["step", "epoch"] = "step"
     scheduler_metric: str = "loss"
     on_epoch: EpochFunction | None = None
     start: str | Path | Mapping[str, torch.Tensor] | None = None
@@ -142,6 +145,28 @@ def make_scheduler(factory: SchedulerFactory | None, optimizer: torch.optim.Opti
     # made by owners. A catch around each step would have all modules forget what they have warned of.
     vars(optimizer)["_opt_called"] = True
     return scheduler
+
+
+def steps_scheduler(workload: Workload, *, ends_epoch: bool) -> bool:
+    """Whether a scheduler that takes no value is stepped behind a training step."""
+    return ends_epoch or workload.scheduler_every == "step"
+
+
+def span_of(scheduler: LRScheduler | None) -> int | None:
+    """After how many calls of `step()` it has done what its own numbers say, or begins again; None where they say no
+    such thing. Of several in a row or in a chain, the longest."""
+    state = vars(scheduler) if scheduler is not None else {}
+    own = [state.get(name) for name in _SPANS] + [*state.get("milestones", ()), *state.get("_milestones", ())]
+    inner = [span_of(each) or 0 for each in state.get("_schedulers", ()) if isinstance(each, LRScheduler)]
+    return max((each for each in own + inner if isinstance(each, int)), default=0) or None
+
+
+def scheduler_facts(workload: Workload, scheduler: LRScheduler | None) -> dict[str, str | int | None]:
+    """What of an inspection is the scheduler's."""
+    return {
+        "scheduler_metric": metric_of(workload, scheduler),
+        "scheduler_span": span_of(scheduler) if workload.scheduler_every == "step" else None,
+    }
 
 
 def metric_of(workload: Workload, scheduler: LRScheduler | None) -> str | None:

@@ -94,6 +94,32 @@ def test_a_line_names_what_is_compiled_or_says_why_nothing_is(
     assert note.startswith("compiled: nothing, since every unit is a single layer of torch's own")
 
 
+@pytest.mark.parametrize(
+    ("span", "length", "is_told"),
+    [
+        (10, {"epochs": 10}, True),
+        (8, {"steps": 80}, True),
+        (3, {"steps": 80, "steps_per_epoch": 20}, True),
+        (11, {"epochs": 10}, False),
+        (80, {"epochs": 10}, False),
+        (10, {"epochs": 10, "steps_per_epoch": 1}, False),
+    ],
+)
+def test_a_line_asks_whether_a_scheduler_is_meant_by_epochs(
+    inspection_of: Callable[..., Inspection],
+    unit_of: Callable[..., UnitFacts],
+    spec_of: Callable[..., Any],
+    span: int,
+    length: dict[str, int],
+    is_told: bool,
+) -> None:
+    inspection = dataclasses.replace(inspection_of([unit_of(0)]), scheduler_span=span, num_train=80)
+    spec = spec_of(batch_size=8)
+    job = spec.to_wire()["job"] | {"epochs": None, "steps": None} | length
+    notes = list(plan_notes(JobSpec.parse(spec.to_wire() | {"job": job}), inspection, None))
+    assert [f"is written for {span}; if these are epochs, say so by" in note for note in notes] == [True] * is_told
+
+
 def test_a_compiled_unit_has_no_backward_in_two_parts(plan_of: Callable[..., Plan]) -> None:
     how: dict[str, Any] = {"stages": 2, "microbatches": 2, "compile": True}
     for schedule, title in ("zero-bubble", "zero-bubble"), ("F0 F1 B0 B1\nF0 I0 F1 I1 W0 W1\n", "a grid"):

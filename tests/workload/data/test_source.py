@@ -26,10 +26,18 @@ from weft.workload.workload import Workload, WorkloadError
 ITEMS = [(float(number), number) for number in range(10)]
 
 
-def source(train: Any, *, field: Any = "train", batch_size: int | None = 4, **parts: Any) -> DataSource:
+def source(
+    train: Any,
+    *,
+    field: Any = "train",
+    batch_size: int | None = 4,
+    steps: int | None = None,
+    steps_per_epoch: int | None = None,
+    **parts: Any,
+) -> DataSource:
     given = {"step": lambda model, batch: None} if "loss" not in parts else {}
     workload = Workload(nn.Linear(1, 1), train, validation=train, optimizer=torch.optim.SGD, **given | parts)
-    return source_of(workload, field, batch_size=batch_size)
+    return source_of(workload, field, batch_size=batch_size, steps=steps, steps_per_epoch=steps_per_epoch)
 
 
 def shuffled(epoch: int, seed: int = 3, count: int = 10) -> list[int]:
@@ -240,3 +248,37 @@ def test_what_gives_no_order_of_samples_is_refused_with_a_remedy(data: Any, text
 
 def test_the_batches_of_a_validation_loader_may_be_of_any_size() -> None:
     assert source(DataLoader(ITEMS, batch_size=7), field="validation").size == 10  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 7, 25])
+@pytest.mark.parametrize(
+    "data",
+    [
+        ITEMS,
+        DataLoader(ITEMS, batch_size=4),  # type: ignore[arg-type]
+        DataLoader(ITEMS, batch_size=4, shuffle=True, drop_last=True),  # type: ignore[arg-type]
+        DataLoader(ITEMS, sampler=Halves()),  # type: ignore[arg-type]
+        DataLoader(ITEMS, sampler=WeightedRandomSampler([1.0] * 10, 13)),  # type: ignore[arg-type]
+    ],
+    ids=["dataset", "in order", "drop last", "own sampler", "a sampler that draws"],
+)
+def test_epochs_of_so_many_steps_go_through_pass_after_pass(data: Any, steps: int) -> None:
+    passes = source(data)
+    in_a_row = [number for each in range(120) for number in passes.order(each, 3).tolist()]
+    made = source(data, steps_per_epoch=steps)
+    size = 4 * steps
+    assert made.epoch_size == size
+    assert made.size == passes.size
+    for epoch in (0, 1, 2, 5, 2, 0):  # also back again
+        assert made.order(epoch, 3).tolist() == in_a_row[epoch * size : (epoch + 1) * size]
+
+
+def test_epochs_of_so_many_steps_do_not_touch_validation() -> None:
+    assert orders(source(ITEMS, field="validation", steps_per_epoch=1), 2) == [list(range(10))] * 2
+
+
+def test_a_batch_of_more_than_a_pass_is_refused_where_batches_reach_over_its_end() -> None:
+    with pytest.raises(
+        WorkloadError, match=r"Workload\.train has 10 samples, and with job\.steps_per_epoch every batch"
+    ):
+        source(ITEMS, batch_size=11, steps_per_epoch=2)

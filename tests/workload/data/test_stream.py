@@ -59,9 +59,12 @@ class Reader(IterableDataset[int]):
         self.place = state["place"]
 
 
+def workload(train: Any, **parts: Any) -> Workload:
+    return Workload(nn.Linear(1, 1), train, step=lambda model, batch: None, optimizer=torch.optim.SGD, **parts)
+
+
 def batches(train: Any, **parts: Any) -> Batches:
-    given = Workload(nn.Linear(1, 1), train, step=lambda model, batch: None, optimizer=torch.optim.SGD, **parts)
-    return Batches(given, seed=0, batch_size=4, steps=3)
+    return Batches(workload(train, **parts), seed=0, batch_size=4, steps=3)
 
 
 def itinerary(made: Batches) -> Itinerary:
@@ -82,6 +85,45 @@ def test_items_come_in_order_and_each_epoch_begins_again(wrap: Any) -> None:
     told = [batch(made, about.at(index))["number"].tolist() for index in range(about.num_iterations)]
     assert told == [[0, 1, 2, 3], [4, 5], [100, 101, 102, 103], [104, 105]]
     assert batch(made, about.at(1))["number"].tolist() == [4, 5], "an epoch can be gone back to"
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4, 9])
+def test_epochs_of_so_many_steps_go_on_where_the_stream_has_been(steps: int) -> None:
+    def told(made: Batches, indices: list[int], halves: tuple[int, ...] = (0,)) -> dict[int, list[tuple[int, float]]]:
+        items = dict[int, list[tuple[int, float]]]()
+        for index in indices:
+            at = about.at(index)
+            for half in halves:
+                part = Part(half, half * 2, 2) if len(halves) > 1 else Part(0, 0, at.size)
+                drawn = batch(made, at, part)
+                items.setdefault(index, []).extend(zip(drawn["number"].tolist(), drawn["drawn"].tolist(), strict=True))
+        return {index: sorted(drawn) for index, drawn in items.items()}
+
+    def anew() -> Batches:
+        return Batches(workload(Sized(6)), seed=0, batch_size=4, steps_per_epoch=steps)
+
+    about = Itinerary.of(num_train=6, num_validation=0, batch_size=4, epochs=None, steps=9, steps_per_epoch=steps)
+    assert [about.at(index).size for index in range(9)] == [4] * 9
+    whole = told(anew(), list(range(9)))
+    numbers = [number for index in range(9) for number, _ in whole[index]]
+    assert numbers == [each * 100 + number for each in range(6) for number in range(6)]
+    assert len({drawn for items in whole.values() for _, drawn in items}) == 36
+    assert told(anew(), list(range(9)), halves=(1, 0)) == whole, "whoever is fed first"
+    assert told(anew(), [5, 6]) == {5: whole[5], 6: whole[6]}, "from the middle on"
+    made = anew()
+    told(made, [0, 1, 2])
+    made.rewind()
+    assert told(made, [1, 2, 3]) == {index: whole[index] for index in (1, 2, 3)}, "back"
+
+
+def test_a_stream_without_a_length_has_epochs_of_so_many_steps() -> None:
+    made = Batches(workload(Reader()), seed=0, batch_size=4, steps=5, steps_per_epoch=2)
+    about = Itinerary.of(
+        num_train=made.num_train, num_validation=0, batch_size=4, epochs=None, steps=5, steps_per_epoch=2
+    )
+    drawn = [batch(made, about.at(index)).tolist() for index in range(5)]
+    assert drawn == [list(range(4 * index, 4 * index + 4)) for index in range(5)]
+    assert [about.at(index).epoch for index in range(5)] == [0, 0, 1, 1, 2]
 
 
 def test_a_loader_may_drop_the_last_batch() -> None:

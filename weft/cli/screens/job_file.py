@@ -29,6 +29,7 @@ MICROBATCHES = 4  # as the presets that are pipelines have it
 EXAMPLES: Mapping[str, Any] = {
     "epochs": EPOCHS,
     "steps": STEPS,
+    "steps_per_epoch": 500,
     "preset": "1f1b",
     "stages_per_worker": 2,
     "window": 8,

@@ -48,6 +48,9 @@ Profile = Annotated[
 ]
 BatchSize = Annotated[int | None, typer.Option(metavar="N", min=1, help="Samples in one global batch.")]
 Epochs = Annotated[int | None, typer.Option(metavar="N", min=1, help="Passes over the training data; or give --steps.")]
+StepsPerEpoch = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="What an epoch is in place of a pass over the training data.")
+]
 Steps = Annotated[int | None, typer.Option(metavar="N", min=1, help="Training steps; or give --epochs.")]
 Seed = Annotated[int | None, typer.Option(metavar="N", min=0, help="Seed of the model, the data order and dropout.")]
 Resume = Annotated[
@@ -86,6 +89,7 @@ class JobOptions:
     batch_size: BatchSize = None
     epochs: Epochs = None
     steps: Steps = None
+    steps_per_epoch: StepsPerEpoch = None
     seed: Seed = None
     resume: Resume = None
     checkpoint: CheckpointEvery = None
@@ -98,7 +102,7 @@ class JobOptions:
 
     def overrides(self, source: Path) -> list[str]:
         """As `JobSpec.load` takes them. Errors: SpecError for an --arg without a value, and for what nobody says."""
-        job = {name: getattr(self, name) for name in ("batch_size", "epochs", "steps", "seed")}
+        job = {name: getattr(self, name) for name in ("batch_size", "epochs", "steps", "steps_per_epoch", "seed")}
         job["resume_from"] = None if self.resume is None else self.resume.absolute()
         strategy = {name: getattr(self, name) for name in ("stages", "microbatches", "preset")}
         tables = {"job": job, "strategy": strategy, "profile": {"iterations": self.profile}}

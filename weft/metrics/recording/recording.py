@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -94,8 +94,9 @@ class Recording:
     def itinerary(self) -> Itinerary | None:
         """None in a recording of a Weft that did not keep all of it."""
         facts = self.facts.get("itinerary", {})
-        names = [each.name for each in fields(Itinerary)]
-        return Itinerary(**{name: facts[name] for name in names}) if facts.keys() >= set(names) else None
+        kept = {each.name: facts[each.name] for each in fields(Itinerary) if each.name in facts}
+        needed = {each.name for each in fields(Itinerary) if each.default is MISSING}
+        return Itinerary(**kept) if kept.keys() >= needed else None
 
     @cached_property
     def rows(self) -> dict[str, list[Row]]:

@@ -64,6 +64,8 @@ def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | No
             "optimizer: its step draws random numbers, by the step and the first parameter of those that are updated "
             "together; one stage of one replica draws what the plain loop does, others draw other numbers"
         )
+    if inspection.scheduler_span is not None:
+        yield from _scheduler_note(spec, inspection, inspection.scheduler_span)
     if inspection.batch_modules:
         yield from _batch_note(spec, inspection)
     if len(replicas) > 1:
@@ -97,6 +99,17 @@ def _copies_note(inspection: Inspection) -> str:
         f"snapshots: each iteration is copied, {num_bytes / 2**20:.3g} MiB in all, which would take a lane that had "
         f"all of it {seconds * 1e3:.2g} ms more"
     )
+
+
+def _scheduler_note(spec: JobSpec, inspection: Inspection, span: int) -> Iterator[str]:
+    """Most training loops call the `step()` of such a scheduler once an epoch."""
+    itinerary = Itinerary.of_job(spec.job, inspection.num_train, inspection.num_validation)
+    per_epoch = itinerary.steps_per_epoch
+    if per_epoch > 1 and span * per_epoch <= itinerary.steps:
+        yield (
+            f"scheduler: its step() comes after each of {itinerary.steps} training steps, and it is written for "
+            f"{span}; if these are epochs, say so by Workload.scheduler_every = 'epoch'"
+        )
 
 
 def _compiled_note(inspection: Inspection) -> str:

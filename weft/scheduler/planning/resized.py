@@ -25,7 +25,7 @@ def resized(inspection: Inspection, spec: JobSpec, changed: JobSpec) -> Inspecti
     """The inspection as one of the changed job would have been, as far as the planner looks at it."""
     before, recorded = inspected_size(spec, inspection), largest_microbatch(spec, inspection.num_train)
     if inspection.endless:
-        inspection = replace(inspection, num_train=(changed.job.steps or 0) * changed.job.batch_size)
+        inspection = replace(inspection, num_train=(changed.job.given_steps or 0) * changed.job.batch_size)
     after = largest_microbatch(changed, inspection.num_train)
     if after in (before, recorded):
         return inspection

@@ -154,6 +154,11 @@ def compiled_before(spec: JobSpec, run_dir: Path) -> bool | None:
 
 
 def training_of(spec: JobSpec, plan: Plan) -> dict[str, Any]:
-    """What decides which samples a step has. A stream without a length has as many as there are to be steps."""
-    num_train = "as many as its steps need" if plan.endless else plan.itinerary.num_train
+    """What decides which samples a step has. A stream without a length has as many as there are to be steps; where
+    batches reach over the ends of passes, how many steps make an epoch decides nothing."""
+    num_train: object = plan.itinerary.num_train
+    if plan.endless:
+        num_train = "as many as its steps need"
+    elif plan.itinerary.per_pass:
+        num_train = f"{plan.itinerary.per_pass}, pass after pass"
     return {"batch_size": spec.job.batch_size, "seed": spec.job.seed, "num_train": num_train}

@@ -187,6 +187,7 @@ class _Facts(TypedDict):
     on_epoch: bool
     endless: NotRequired[bool]
     scheduler_metric: str | None
+    scheduler_span: NotRequired[_Whole | None]
     copy_bytes_per_second: _Rate
     small_size: _Whole
     timed_size: NotRequired[_Whole]

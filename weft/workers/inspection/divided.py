@@ -48,7 +48,7 @@ def why_undivided(workload: Workload, spec: JobSpec) -> str | None:
     """As a reason; None where batches may be divided. workload: a new one, nobody can use it afterwards."""
     if spec.job.mode != "train":
         return "job.mode = 'forward' reports what each microbatch comes to"
-    batches = Batches(workload, seed=spec.job.seed, batch_size=spec.job.batch_size, steps=spec.job.steps)
+    batches = Batches.of_job(workload, spec.job)
     if batches.streams:
         return f"the items of Workload.{batches.streams[0]} are drawn one after another"
     if not is_cut_by_calls(workload) and any(each.collate is not None for each in batches.sources().values()):

@@ -62,7 +62,7 @@ from weft.workload.data.batches import Batches
 from weft.workload.data.resident import can_be_resident
 from weft.workload.optimizer import hook_of, make_optimizer, options_of
 from weft.workload.units import is_cut_by_calls
-from weft.workload.workload import Workload, WorkloadError, make_scheduler, metric_of
+from weft.workload.workload import Workload, WorkloadError, make_scheduler, scheduler_facts
 
 _SECONDS = ("forward_seconds", "backward_seconds", "small_forward_seconds", "small_backward_seconds")
 
@@ -154,7 +154,7 @@ def _of_choices(
 ) -> dict[str, Any]:
     """specs: what there is to choose among. no_room: for several replicas, as a reason."""
     workload = load()
-    batches = Batches(workload, seed=alone.job.seed, batch_size=alone.job.batch_size, steps=alone.job.steps)
+    batches = Batches.of_job(workload, alone.job)
     sizes = sizes_of([alone], batches)
     told = known.facts(
         workload,
@@ -251,7 +251,7 @@ def inspect(
     """For replicas of one kind: those that compute on the device. specs: with the strategies that it may come to have,
     where that is still to be chosen."""
     specs = specs or (spec,)
-    batches = Batches(workload, seed=spec.job.seed, batch_size=spec.job.batch_size, steps=spec.job.steps)
+    batches = Batches.of_job(workload, spec.job)
     _check(workload, spec, batches)
     digests = digests_of(workload.model)
     if spec.strategy.loaders > 1:
@@ -321,7 +321,7 @@ def _inspected(
         **steps,
         "weighted": workload.weight is not None,
         "on_epoch": learns and workload.on_epoch is not None,
-        "scheduler_metric": metric_of(workload, scheduler),
+        **scheduler_facts(workload, scheduler),
         "batch_modules": _batch_modules(workload.model),
         "lost_attributes": attributes.lost() if learns else [],
         "loose_parameter": loose_parameter,

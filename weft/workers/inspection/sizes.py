@@ -89,7 +89,7 @@ def those_left(
 ) -> tuple[list[list[Any]], list[JobSpec]]:
     """Sizes of microbatch that the user's code refuses, each with what a forward raises; and the specs that have none
     of these, none where the job's own strategy has. workload: a new one, nobody can use it afterwards."""
-    batches = Batches(workload, seed=spec.job.seed, batch_size=spec.job.batch_size, steps=spec.job.steps)
+    batches = Batches.of_job(workload, spec.job)
     if batches.streams:
         return [], []
     with device.computing() if isinstance(device, Accelerator) else contextlib.nullcontext():

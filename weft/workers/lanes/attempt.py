@@ -37,11 +37,12 @@ from weft.workers.devices.device import Accelerator, Device
 from weft.workers.lanes.evidence import Evidence, Tell
 from weft.workers.lanes.model_parts import ModelParts
 from weft.workers.lanes.operation import Operation, Run
-from weft.workers.lanes.places import Places, batches_of
+from weft.workers.lanes.places import Places
 from weft.workers.memory.parcels import ParcelRing
 from weft.workers.snapshots.copies import Copies
 from weft.workers.snapshots.saved import Saved
 from weft.workers.snapshots.whole_model import WholeModel
+from weft.workload.data.batches import Batches
 from weft.workload.entry import load_workload
 from weft.workload.workload import Workload, asks_to_stop
 
@@ -83,7 +84,7 @@ class Attempt:
         num_microbatches, depth = sum(self.course.microbatches), batches_under_way(spec.strategy)
         self._weights = Weights(workload.weight, directory, num_microbatches=num_microbatches, depth=depth)
         tasks = [task for program in view.programs.values() for task in program]
-        self._batches = batches_of(workload, spec.job) if any(task.kind is Kind.LOAD for task in tasks) else None
+        self._batches = Batches.of_job(workload, spec.job) if any(task.kind is Kind.LOAD for task in tasks) else None
         self._is_verified = spec.strategy.verify == "digest"
         self._bounded = view.synchronisation is not None and view.synchronisation.bounded
         self._now: dict[Holder, int] = {}  # the iteration that a stage's backward is of

@@ -63,7 +63,7 @@ from weft.workers.updates.stage_update import StageUpdate
 from weft.workload.compiling.ahead import compile_ahead
 from weft.workload.cutting.cut_step import CutStep
 from weft.workload.data.batches import sample_numbers
-from weft.workload.data.source import source_of
+from weft.workload.data.source import source_of_job
 from weft.workload.workload import Workload
 
 PostGradient = Callable[[Holder, int], None]
@@ -104,7 +104,7 @@ class ModelParts:
         self._buffers: dict[Holder, frozenset[str]] = {}  # its buffers' names
         self._attributes: dict[Holder, Attributes] = {}
         self._shown: dict[int, Shown] = {}  # by stage of the first replica
-        self._train = source_of(workload, "train", batch_size=spec.job.batch_size, steps=spec.job.steps)
+        self._train = source_of_job(workload, "train", spec.job)
         self.stages: dict[Holder, StageTasks] = {}
         self.memories: dict[Holder, ReplicaMemory] = {}
         self._windows: dict[int, LayerWindow] = {}

@@ -84,11 +84,7 @@ class Places:
         """The data, where this worker's device has them."""
         if not any(self.view.replicas[stage.replica].resident for stage in self.view.stages):
             return None
-        return ResidentData(batches_of(workload, job), self.device.put)
-
-
-def batches_of(workload: Workload, job: JobSection) -> Batches:
-    return Batches(workload, seed=job.seed, batch_size=job.batch_size, steps=job.steps)
+        return ResidentData(Batches.of_job(workload, job), self.device.put)
 
 
 def _board_of(view: WorkerView) -> Wanted:

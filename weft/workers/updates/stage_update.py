@@ -18,7 +18,7 @@ from weft.workers.updates.draws import Drawing, draws_nothing
 from weft.workers.updates.optimizer_state import options, parted_state, restored_state
 from weft.workers.updates.updates import Value, hold_scheduler_and_kinds, members_of, restore_template, step_scheduler
 from weft.workload.optimizer import keep_alone, make_optimizer
-from weft.workload.workload import Workload, make_scheduler
+from weft.workload.workload import Workload, make_scheduler, steps_scheduler
 
 
 class StageUpdate:
@@ -41,6 +41,7 @@ class StageUpdate:
         what it finds. publish: called behind each step, which may have changed buffers as well, by a hook on it."""
         self._optimizer = make_optimizer(workload.optimizer, workload.model.parameters()) if parameters else None
         self._scheduler = None if self._optimizer is None else make_scheduler(workload.scheduler, self._optimizer)
+        self._workload = workload
         self._members: list[list[str]] = []  # names in each group, other stages' too
         if self._optimizer is not None:
             self._members = members_of(self._optimizer, names)
@@ -125,7 +126,7 @@ class StageUpdate:
             self._note()
             self._optimizer.zero_grad(set_to_none=True)
             self._publish(iteration)
-        if self._scheduler is not None:
+        if self._scheduler is not None and steps_scheduler(self._workload, ends_epoch=iteration.ends_epoch):
             step_scheduler(self._scheduler)
         if self._reports:
             fragment = measured.of(iteration.index)

@@ -33,7 +33,7 @@ from weft.workers.updates.draws import Drawing, draws_nothing
 from weft.workers.updates.norm import Bound, DeviceNorm, Norm
 from weft.workers.updates.optimizer_state import State, how_it_updates, options, restored_options
 from weft.workers.updates.sharded_optimizer import Segment, Shard, ShardedOptimizer
-from weft.workload.workload import Workload, WorkloadError, make_scheduler
+from weft.workload.workload import Workload, WorkloadError, make_scheduler, steps_scheduler
 
 Missing = Callable[[Bucket, Iteration], frozenset[int]]
 Done = Callable[[Bucket, Iteration], None]
@@ -77,6 +77,7 @@ class Updates:
         self._template = template
         self._parameters = parameters
         self._scheduler = make_scheduler(workload.scheduler, template)
+        self._workload = workload
         self._device = device
         self._chooses = speculative and (not isinstance(device, Accelerator) if chooses is None else chooses)
         self._optimizer = ShardedOptimizer(template, shards, parameters=parameters, speculative=self._chooses)
@@ -233,7 +234,7 @@ class Updates:
     def _end_step(self, iteration: Iteration, measured: Measured, bound: Bound) -> None:
         if self._reports:
             self._report(iteration, measured, bound.norm)
-        if self._scheduler is not None:
+        if self._scheduler is not None and steps_scheduler(self._workload, ends_epoch=iteration.ends_epoch):
             step_scheduler(self._scheduler)
             self._optimizer.read_hyperparameters()
 

@@ -5,12 +5,15 @@ The order of an epoch is its source's (`source.py`); a batch is a run of it, cut
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch.utils.data import TensorDataset
 
 from weft.plan.division import Part
 from weft.plan.error_places import samples_place
 from weft.plan.itinerary import Iteration
+from weft.spec.job_spec import JobSection
 from weft.workload.data.samples import batch_of, pair_of
 from weft.workload.data.source import DataSource, source_of
 from weft.workload.data.stream import ItemStream
@@ -23,10 +26,17 @@ class Batches:
     """Indices and samples of every microbatch of a job."""
 
     def __init__(
-        self, workload: Workload, *, seed: int, batch_size: int | None = None, steps: int | None = None
+        self,
+        workload: Workload,
+        *,
+        seed: int,
+        batch_size: int | None = None,
+        steps: int | None = None,
+        steps_per_epoch: int | None = None,
     ) -> None:
-        """batch_size, steps: the job's; without a batch size a DataLoader's own and its drop_last do not matter."""
-        self._train = source_of(workload, "train", batch_size=batch_size, steps=steps)
+        """batch_size and what follows it: the job's; without a batch size a DataLoader's own and its drop_last do not
+        matter."""
+        self._train = source_of(workload, "train", batch_size=batch_size, steps=steps, steps_per_epoch=steps_per_epoch)
         self._validation: DataSource | None = None
         if workload.validation is not None:
             self._validation = source_of(workload, "validation", batch_size=batch_size)
@@ -36,6 +46,17 @@ class Batches:
         self._wholes = {source.field: source.whole for source in self.sources().values()}
         self.num_train = self._train.size
         self.num_validation = 0 if self._validation is None else self._validation.size
+
+    @classmethod
+    def of_job(cls, workload: Workload, job: JobSection) -> Self:
+        """Errors: WorkloadError."""
+        return cls(
+            workload,
+            seed=job.seed,
+            batch_size=job.batch_size,
+            steps=job.given_steps,
+            steps_per_epoch=job.steps_per_epoch,
+        )
 
     @property
     def streams(self) -> list[str]:
@@ -54,6 +75,8 @@ class Batches:
     def rewind(self) -> None:
         """What comes next may be any iteration: a stream begins its epoch again."""
         self._orders.clear()
+        for source in self.sources().values():
+            source.rewind()
 
     def order(self, iteration: Iteration) -> torch.Tensor:
         """The samples of its epoch, by their numbers in the data; the same tensor for all of the epoch."""
@@ -67,7 +90,9 @@ class Batches:
     def check_orders(self) -> None:
         """Raises WorkloadError for a sampler that would not tell every loader the same."""
         for source in self.sources().values():
-            if source.sampler is not None and not source.order(0, self._seed).equal(source.order(0, self._seed)):
+            if source.sampler is None:
+                continue
+            if not source.order_of_pass(0, self._seed).equal(source.order_of_pass(0, self._seed)):
                 raise WorkloadError(
                     f"Workload.{source.field}: its sampler, a {kind_of(source.sampler)}, gave two orders when it was "
                     "asked twice for epoch 0, and with strategy.loaders above 1 each loader asks it; let it draw by "

@@ -9,12 +9,16 @@ Without a sampler of the user's, epoch e of training has the order `torch.randpe
 validation the order of the data. A user's sampler is asked anew for each epoch: after its `set_epoch(e)` where it has
 one, and with torch's default generator, Python's, numpy's, and its own `generator`, seeded with seed + e. So an epoch's
 order follows from the seed alone, unless a sampler draws elsewhere or remembers the epochs that it was asked for.
+
+Where a job gives an epoch a number of steps (`job.steps_per_epoch`), e counts passes over the data, one behind another,
+and an epoch is a run of these: it may be a part of one, or reach over the ends of several, as a batch may.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -35,6 +39,7 @@ from torch.utils.data import (
 )
 
 from weft.plan.error_places import within
+from weft.spec.job_spec import JobSection
 from weft.workload.data.stream import ItemStream, stream_of
 from weft.workload.data.tree import Skeleton, build, flatten
 from weft.workload.randomness import seed_others
@@ -74,8 +79,11 @@ class DataSource:
     collate: CollateFunction | None = None  # the user's
     sampler: Iterable[int] | None = None  # the user's
     in_order: bool  # without a sampler: as the data stand
-    num_items: int  # of an epoch in all
+    num_items: int  # of a pass over the data in all
     size: int  # of them, those that are not dropped with a last, smaller batch
+    epoch_size: int | None = None  # samples of an epoch that is no pass: it goes on where the one before has ended
+    # Of the newest pass that an epoch has begun or gone on with, its order.
+    _newest: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @property
     def gives_several(self) -> bool:
@@ -94,14 +102,45 @@ class DataSource:
         return None
 
     def order(self, epoch: int, seed: int) -> torch.Tensor:
-        """The samples of an epoch, by their numbers in the dataset."""
-        if isinstance(self.dataset, ItemStream):
-            self.dataset.begin(epoch, seed)
+        """The samples of an epoch, by their numbers in the dataset; of a stream, from the first of the pass on with
+        which the epoch begins. What is asked for from now on is of this epoch."""
+        if self.epoch_size is None:
+            self.rewind()
+            self._begin(epoch, seed)
+            return self.order_of_pass(epoch, seed)
+        first, skipped = divmod(epoch * self.epoch_size, self.size)
+        self._begin(first, seed)
+        parts, missing = list[torch.Tensor](), self.epoch_size
+        while missing:
+            number = first + len(parts)
+            part = self._kept_order(number, seed)[skipped:][:missing]
+            parts.append(part + (number - first) * self.num_items if isinstance(self.dataset, ItemStream) else part)
+            missing, skipped = missing - len(part), 0
+        return torch.cat(parts)
+
+    def order_of_pass(self, number: int, seed: int) -> torch.Tensor:
+        """The samples of one pass over the data."""
         if self.sampler is not None:
-            return self._sampled(self.sampler, epoch, seed)[: self.size]
+            return self._sampled(self.sampler, number, seed)[: self.size]
         if self.in_order:
             return torch.arange(self.size)
-        return torch.randperm(self.num_items, generator=torch.Generator().manual_seed(seed + epoch))[: self.size]
+        return torch.randperm(self.num_items, generator=torch.Generator().manual_seed(seed + number))[: self.size]
+
+    def _kept_order(self, number: int, seed: int) -> torch.Tensor:
+        """A pass may be many epochs."""
+        if number not in self._newest:
+            self._newest.clear()
+            self._newest[number] = self.order_of_pass(number, seed)
+        return self._newest[number]
+
+    def rewind(self) -> None:
+        """What is asked for next may be anything: a stream begins its pass again."""
+        if isinstance(self.dataset, ItemStream):
+            self.dataset.rewind()
+
+    def _begin(self, number: int, seed: int) -> None:
+        if isinstance(self.dataset, ItemStream):
+            self.dataset.begin(number, seed)
 
     def _sampled(self, sampler: Iterable[int], epoch: int, seed: int) -> torch.Tensor:
         with torch.random.fork_rng(devices=[]), within(f"in the sampler of Workload.{self.field}, epoch {epoch}"):
@@ -116,9 +155,39 @@ class DataSource:
 
 
 def source_of(
-    workload: Workload, field: Field, *, batch_size: int | None = None, steps: int | None = None
+    workload: Workload,
+    field: Field,
+    *,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    steps_per_epoch: int | None = None,
 ) -> DataSource:
-    """batch_size, steps: the job's; None where nothing follows from them. Raises WorkloadError that names the field."""
+    """batch_size, steps, steps_per_epoch: the job's; None where nothing follows from them. Raises WorkloadError that
+    names the field."""
+    source = _passing(workload, field, batch_size=batch_size, steps=steps)
+    if field != "train" or batch_size is None or steps_per_epoch is None:
+        return source
+    if 0 < source.size < batch_size:
+        raise WorkloadError(
+            f"Workload.{field} has {source.size} samples, and with job.steps_per_epoch every batch has job.batch_size "
+            f"= {batch_size} of them; give a smaller batch, or leave steps_per_epoch out"
+        )
+    return replace(source, epoch_size=steps_per_epoch * batch_size)
+
+
+def source_of_job(workload: Workload, field: Field, job: JobSection) -> DataSource:
+    """Errors: WorkloadError, which names the field."""
+    return source_of(
+        workload,
+        field,
+        batch_size=job.batch_size,
+        steps=job.given_steps,
+        steps_per_epoch=job.steps_per_epoch,
+    )
+
+
+def _passing(workload: Workload, field: Field, *, batch_size: int | None, steps: int | None) -> DataSource:
+    """One whose epochs are passes over the data."""
     data = workload.train if field == "train" else workload.validation
     given = data.dataset if isinstance(data, DataLoader) else data
     if isinstance(given, IterableDataset):

@@ -33,56 +33,63 @@ class ItemStream(Dataset[Any]):
         self._size = size
         self._keep = keep
         self._state = copy.deepcopy(self._dataset.state_dict()) if has_state(self._dataset) else None
-        self._seed = self._epoch = 0
-        self._items: Iterator[Any] | None = None  # from the first item that is asked for
-        self._next = 0  # the number of what these give next
+        self._seed = self._first = 0
+        self._items: Iterator[Any] | None = None  # of the pass that is drawn from; from the first item asked for
+        self._next = 0  # the number of what is drawn next; numbers count over all passes here
         self._kept: dict[int, Any] = {}
 
     def __len__(self) -> int:
         return self._size
 
-    def begin(self, epoch: int, seed: int) -> None:
-        """What is asked for from now on is of this epoch."""
-        self._epoch, self._seed = epoch, seed
+    def begin(self, number: int, seed: int) -> None:
+        """Items are counted from the first of this pass on."""
+        self._first, self._seed = number * self._size, seed
+
+    def rewind(self) -> None:
+        """The pass of what is asked for next begins again."""
         self._items = None
 
     def __getitem__(self, number: int) -> Any:
+        number += self._first
         if self._items is None or (number < self._next and number not in self._kept):
-            self._items = self._from_the_first()
+            self._next = number - number % self._size
+            self._kept.clear()
         while self._next <= number:
             if len(self._kept) > self._keep:
                 del self._kept[next(iter(self._kept))]
             coming = self._next
-            self._kept[coming] = self._draw(self._items)
+            self._kept[coming] = self._draw()
         return self._kept.pop(number)
 
-    def _from_the_first(self) -> Iterator[Any]:
-        self._next = 0
-        self._kept.clear()
-        if self._state is not None:
-            self._dataset.load_state_dict(copy.deepcopy(self._state))
-        if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
-            set_epoch(self._epoch)
-        with self._seeded(_BEGINNING):
-            return iter(self._dataset)
-
-    def _draw(self, items: Iterator[Any]) -> Any:
+    def _draw(self) -> Any:
+        at, number = divmod(self._next, self._size)
+        if number == 0:
+            self._items = self._pass(at)
+        assert self._items is not None
         try:
-            with self._seeded(self._next):
-                item = next(items)
+            with self._seeded(at, number):
+                item = next(self._items)
         except StopIteration:
             raise WorkloadError(
-                f"Workload.{self._field}: the {kind_of(self._dataset)} ended after {self._next} items of epoch "
-                f"{self._epoch}, and {self._size} are needed; let its __len__ tell what it gives, or train fewer steps"
+                f"Workload.{self._field}: the {kind_of(self._dataset)} ended after {number} items of epoch "
+                f"{at}, and {self._size} are needed; let its __len__ tell what it gives, or train fewer steps"
             ) from None
         self._next += 1
         return item
 
+    def _pass(self, at: int) -> Iterator[Any]:
+        if self._state is not None:
+            self._dataset.load_state_dict(copy.deepcopy(self._state))
+        if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
+            set_epoch(at)
+        with self._seeded(at, _BEGINNING):
+            return iter(self._dataset)
+
     @contextlib.contextmanager
-    def _seeded(self, number: int) -> Iterator[None]:
-        """What draws beside the dataset, a collate function, must not see how many items came before."""
+    def _seeded(self, at: int, number: int) -> Iterator[None]:
+        """What draws beside the dataset, a collate function, must not see how many items came before. at: the pass."""
         state = torch.default_generator.get_state()
-        seed_loading(self._seed, self._epoch, number)
+        seed_loading(self._seed, at, number)
         try:
             yield
         finally:
