@@ -189,6 +189,7 @@ class Inspection:
     compiled_calls: str = ""  # calls of them that were seen, to be compiled ahead, in the same form
     draws: bool = True  # the model draws from torch's generator, as far as anybody knows
     seeds_others: bool = False  # it draws from Python's generator, or numpy's
+    joint_optimizer: bool = False  # what its step makes of a parameter depends on which others it updates
     optimizer_draws: bool = False  # the optimizer's step does, from any of them
     streams: tuple[str, ...] = ()  # fields of the workload whose items are drawn one after another
     varying_shapes: tuple[Shape, ...] = ()  # of one tensor in batches of one size, where these are not alike
@@ -287,6 +288,7 @@ class Inspection:
             compiled_calls=data.get("compiled_calls", ""),
             draws=data.get("draws", True),
             seeds_others=data.get("seeds_others", False),
+            joint_optimizer=data.get("joint_optimizer", False),
             optimizer_draws=data.get("optimizer_draws", False),
             varying_shapes=tuple(map(tuple, data.get("varying_shapes", ()))),
             metrics=tuple(data["metrics"]),

@@ -120,6 +120,22 @@ def test_a_line_asks_whether_a_scheduler_is_meant_by_epochs(
     assert [f"is written for {span}; if these are epochs, say so by" in note for note in notes] == [True] * is_told
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_told"),
+    [({}, False), ({"stages": 2}, True), ({"replicas": 2}, True), ({"clip_norm": 1.0}, True)],
+)
+def test_a_line_says_that_an_optimizer_goes_by_all_that_it_updates(
+    inspection_of: Callable[..., Inspection],
+    unit_of: Callable[..., UnitFacts],
+    spec_of: Callable[..., Any],
+    settings: dict[str, Any],
+    is_told: bool,
+) -> None:
+    inspection = dataclasses.replace(inspection_of([unit_of(0)]), joint_optimizer=True)
+    notes = list(plan_notes(spec_of(**{"stages": 1} | settings), inspection, None))
+    assert ["depends on the others that it updates" in note for note in notes] == [True] * is_told
+
+
 def test_a_compiled_unit_has_no_backward_in_two_parts(plan_of: Callable[..., Plan]) -> None:
     how: dict[str, Any] = {"stages": 2, "microbatches": 2, "compile": True}
     for schedule, title in ("zero-bubble", "zero-bubble"), ("F0 F1 B0 B1\nF0 I0 F1 I1 W0 W1\n", "a grid"):

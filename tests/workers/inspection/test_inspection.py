@@ -900,3 +900,54 @@ def test_a_scheduler_that_does_not_tell_its_state_is_named() -> None:
 
 def test_nothing_to_train_has_nothing_to_put_back() -> None:
     assert unsaved_of(optimizer=lambda given: torch.optim.SGD(given, lr=0.1)) is None
+
+
+class Joint(torch.optim.Optimizer):
+    """how: "norm", all gradients are scaled by their norm, from the second step on; "own norm", each by its own."""
+
+    def __init__(self, given: Any, how: str) -> None:
+        super().__init__(given, {"lr": 0.1})
+        self.how = how
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        updated = [each for group in self.param_groups for each in group["params"] if each.grad is not None]
+        whole = torch.stack([each.grad.norm() for each in updated]).norm()
+        self.steps += 1
+        for each in updated:
+            gradient = each.grad
+            if self.how == "own norm":
+                gradient = gradient / (gradient.norm() + 1e-8)
+            elif self.how == "norm" and self.steps > 1:
+                gradient = gradient / (whole + 1e-8)
+            each.sub_(gradient, alpha=self.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "is_joint"),
+    [
+        (lambda given: Joint(given, "norm"), True),
+        (lambda given: Joint(given, "own norm"), False),
+        (lambda given: torch.optim.Adafactor(given), False),
+        (lambda given: Joint([{"params": [each], "lr": 0.1} for each in given], "norm"), True),
+    ],
+)
+def test_an_optimizer_that_goes_by_all_parameters_together_is_told(optimizer: Any, is_joint: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    seen = []
+
+    def kept(given: Any) -> torch.optim.Optimizer:
+        seen.append([torch.equal(value, before[name]) for name, value in model.state_dict().items()])
+        return optimizer(given)  # type: ignore[no-any-return]
+
+    workload = workload_of(model, optimizer=kept)
+    assert inspect(workload, spec_of())["joint_optimizer"] is is_joint
+    assert all(map(all, seen)), "each is made with the values that the model begins with"
+
+
+def test_nothing_is_said_of_an_optimizer_that_was_made_before() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    made = Joint(list(model.parameters()), "norm")
+    assert inspect(workload_of(model, optimizer=lambda given: made), spec_of())["joint_optimizer"] is False

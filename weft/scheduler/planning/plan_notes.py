@@ -59,7 +59,15 @@ def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | No
             "begins anew after a lost worker or a resume; keep numbers, text or tensors there, or in buffers"
         )
     replicas = spec.strategy.replica_list
-    if inspection.optimizer_draws and (len(replicas) > 1 or replicas[0].device != "cpu" or replicas[0].stages != 1):
+    in_parts = len(replicas) > 1 or replicas[0].device != "cpu" or replicas[0].stages != 1
+    bounded = spec.strategy.clip_norm is not None or spec.strategy.skip_nonfinite
+    if inspection.joint_optimizer and (in_parts or bounded):
+        yield (
+            "optimizer: what its step makes of a parameter depends on the others that it updates, and here stages, or "
+            "buckets, are updated apart, so it is not the plain loop's; one stage of one replica on the CPU, without "
+            "clip_norm and skip_nonfinite, has that"
+        )
+    if inspection.optimizer_draws and in_parts:
         yield (
             "optimizer: its step draws random numbers, by the step and the first parameter of those that are updated "
             "together; one stage of one replica draws what the plain loop does, others draw other numbers"

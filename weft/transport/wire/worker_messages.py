@@ -160,6 +160,7 @@ class _Facts(TypedDict):
     compiled_calls: NotRequired[str]
     draws: NotRequired[bool]
     seeds_others: NotRequired[bool]
+    joint_optimizer: NotRequired[bool]
     optimizer_draws: NotRequired[bool]
     varying_shapes: NotRequired[list[_Dimensions]]
     num_train: _Whole

@@ -8,6 +8,10 @@ smallest one of each sort that the optimizer may tell apart, so that state facts
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,10 +25,13 @@ from weft.workers.inspection.state_facts import optimizer_memory, sort_of
 from weft.workers.inspection.times import TIMED_RUNS, OtherMemory, repeated
 from weft.workers.snapshots.plain import why_not_plain
 from weft.workers.updates.optimizer_state import options
-from weft.workload.optimizer import make_optimizer
+from weft.workload.optimizer import hook_of, make_optimizer
 from weft.workload.randomness import generator_states
 from weft.workload.workload import Workload
 
+JOINT_BYTES = 4 << 20  # of parameters on which it is seen whether they are updated apart; more for two of each sort
+JOINT_STEPS = 6  # what some make of all gradients (Prodigy its rate) shows in later steps alone
+JOINT_SHARE = 1e-3  # of what the steps change; rounding is less
 SAMPLE_BYTES = 256 << 20  # of parameters: far beyond any cache, and tens of milliseconds a step
 
 Sort = tuple[object, ...]
@@ -78,6 +85,17 @@ class GradientSample:
     def parameters(self) -> list[nn.Parameter]:
         return [*self._within.values(), *self._beyond.values()]
 
+    def few(self) -> list[nn.Parameter]:
+        """Those with the smallest gradients: two of each sort, and more as far as JOINT_BYTES go."""
+        found, seen, num_bytes = list[nn.Parameter](), Counter[Sort](), 0
+        for parameter in sorted(self.parameters(), key=lambda each: self._bytes[id(each)]):
+            sort, size = self._sorts[id(parameter)], self._bytes[id(parameter)]
+            if seen[sort] < 2 or num_bytes + size <= JOINT_BYTES:
+                found.append(parameter)
+                num_bytes += size
+                seen[sort] += 1
+        return found
+
     def whole_per_part(self) -> float:
         """Bytes of all parameters that have had a gradient ÷ those of the sample."""
         part = sum(self._bytes[id(parameter)] for parameter in self.parameters())
@@ -122,6 +140,54 @@ def update_times(
         return None, None
     on_host = _measured(optimizer, sample, HostDevice()) if host else None
     return on_host, _on_device(workload, sample, device) if own else None
+
+
+def is_joint(workload: Workload, optimizer: torch.optim.Optimizer, sample: GradientSample) -> bool:
+    """Whether what a step makes of some parameters depends on which others it updates, beyond rounding: as where it
+    goes by a norm or a mean over all of them (LAMB with a bound, Prodigy). torch's own update them apart.
+
+    Of an optimizer that draws, that has hooks, or that raises with these gradients, nothing is said.
+    """
+    parameters = [parameter for parameter in sample.few() if parameter.numel()]
+    if type(optimizer).__module__.startswith("torch.optim.") or hook_of(optimizer) or len(parameters) < 2:
+        return False
+    own = parameters[::2]
+    generators = generator_states()
+    with contextlib.suppress(Exception):  # the step is tried once more, where what it raises is told
+        together, apart = (_after_steps(workload, optimizer, each, own) for each in (parameters, own))
+        return generators == generator_states() and any(map(_differs, own, together, apart))
+    return False
+
+
+def _after_steps(
+    workload: Workload, used: torch.optim.Optimizer, updated: Sequence[nn.Parameter], told: Sequence[nn.Parameter]
+) -> list[torch.Tensor]:
+    """What some parameters have come to when a new optimizer has updated a number of them; all are as before then.
+    Nothing, where the user's function gives one that is used already."""
+    held = [(parameter, parameter.data, parameter.grad) for parameter in workload.model.parameters()]
+    chosen = set(map(id, updated))
+    try:
+        for parameter, values, _ in held:
+            parameter.grad = None
+            parameter.data = values.clone() if id(parameter) in chosen else values
+        optimizer = make_optimizer(workload.optimizer, workload.model.parameters())
+        if optimizer is None or optimizer is used:
+            return []
+        for step in range(JOINT_STEPS):
+            for place, (parameter, _, gradient) in enumerate(held):
+                if id(parameter) in chosen and gradient is not None:
+                    parameter.grad = gradient * math.cos(place * step)  # another share of the whole in each step
+            optimizer.step()
+        return [parameter.data for parameter in told]
+    finally:
+        for parameter, values, gradient in held:
+            parameter.data = values
+            parameter.grad = gradient
+
+
+def _differs(before: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> bool:
+    moved = (one - before).abs().max()
+    return bool((one - other).abs().max() > JOINT_SHARE * moved)
 
 
 def _on_device(workload: Workload, sample: GradientSample, device: Device) -> UpdateTimes:
