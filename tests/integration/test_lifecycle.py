@@ -387,6 +387,27 @@ def test_a_second_sigterm_stops_running_jobs_which_run_again_after_a_restart(own
     assert client.cancel(job) == "cancelled"
 
 
+@pytest.mark.slow(seconds=5)
+@pytest.mark.days(3)
+def test_a_terminal_that_closes_has_a_daemon_drain(own_daemon: StartDaemon) -> None:
+    """The terminal and its shell send a SIGHUP each, and the second one is no second signal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs these tests by nohup
+    try:
+        daemon = own_daemon()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with held(daemon) as (job, spec, gate):
+        daemon.signal(signal.SIGHUP)
+        until(lambda: "draining: 1 jobs run" in daemon.log(), "the drain")
+        daemon.signal(signal.SIGHUP)
+        assert daemon.client.show(job)["state"] == "running"
+        gate.open()
+        assert daemon.process.wait(SECONDS) == 0
+    daemon.start()
+    assert has_the_plain_loops_result(daemon.client.wait(job), spec)
+    assert "(attempt 2)" not in daemon.log_of(job)
+
+
 def answers(client: Client) -> bool:
     with contextlib.suppress(DaemonUnreachable):
         client.status()

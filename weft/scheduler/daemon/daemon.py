@@ -1,7 +1,7 @@
 """The daemon: startup, serve, drain. Signals only set a flag; what started in order ends in reverse order.
 
 startup  lock and socket → ledger → fork server, directory, workers → metrics → unfinished jobs → READY
-serve    clients, workers and a tick a second, until SIGTERM or SIGINT
+serve    clients, workers and a tick a second, until SIGTERM, SIGINT or SIGHUP
 drain    no new jobs; running ones may end within the budget, then they stop and stay unfinished in the ledger
          (a second signal skips the wait) → workers end → ledger and socket close
 
@@ -40,7 +40,7 @@ from weft.scheduler.daemon.observatory import Observatory
 from weft.scheduler.daemon.pool import Pool
 from weft.scheduler.daemon.replacing.estate import Estate
 from weft.scheduler.daemon.replacing.handover import Handover
-from weft.scheduler.daemon.replacing.succession import SIGNALS, Succession
+from weft.scheduler.daemon.replacing.succession import Succession, ending_signals
 from weft.scheduler.daemon.service import Service
 from weft.scheduler.ledger.ledger import AsyncLedger, Ledger, LedgerError
 from weft.scheduler.ledger.series import publish
@@ -104,9 +104,9 @@ class _Daemon:
     async def run(self) -> None:
         """Errors: those that main names."""
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
-            loop.add_signal_handler(number, self._signalled)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # that came while the process became this program
+        for number in (ending := ending_signals()):  # a terminal that closes may send more than one
+            loop.add_signal_handler(number, self._stop.set if number == signal.SIGHUP else self._signalled)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ending)  # that came while the process became this program
         settings = self._settings
         async with contextlib.AsyncExitStack() as stack:
             runtime = self._open_runtime()

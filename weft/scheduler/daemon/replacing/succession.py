@@ -43,7 +43,12 @@ SETTLE_SECONDS: Final = 20.0  # for what was begun for jobs; a job's end writes 
 AHEAD_WINDOWS: Final = 4  # of a second, or a quarter of one: what follows takes a second, and three on a busy machine
 MAX_PATH_CHARS: Final = 4096
 LASTING: Final = frozenset({"follow", "wait", "replace"})  # verbs whose clients come back, or are answered after it
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+def ending_signals() -> list[signal.Signals]:
+    """Those that end a daemon; SIGHUP, of a terminal that closes, where it is not ignored (nohup)."""
+    is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT] if is_ignored else [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
 
 class Door(Protocol):
@@ -148,13 +153,13 @@ class Succession:
 
     def _execute(self, command: Sequence[str], descriptors: Sequence[int], memory: int) -> str:
         """Signals that come from here on wait for the next daemon; one that came before is this one's."""
-        came: list[int] = []
-        before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in SIGNALS}
+        came, ending = list[int](), ending_signals()
+        before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in ending}
         environment = {name: value for name, value in self.environment.items() if not name.startswith("LISTEN_")}
         try:
             for each in (*descriptors, memory):
                 os.set_inheritable(each, True)
-            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            signal.pthread_sigmask(signal.SIG_BLOCK, ending)
             if came or self.is_stopping():
                 return "it was told to end"
             sys.stdout.flush()
@@ -165,7 +170,7 @@ class Succession:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ending)
             for each in descriptors:
                 os.set_inheritable(each, False)
 
