@@ -48,7 +48,8 @@ def pass_gate(gate, where):
 
 """
 
-# A job that is over in a moment, or held at a gate. gate_at numbers the calls of the loss; an inspection makes 4.
+# A job that is over in a moment, or held at a gate. gate_at numbers the calls of the loss; an inspection makes 4,
+# and up to 9 where a batch has parts.
 LINE = (
     PASS_GATE
     + """

@@ -200,7 +200,7 @@ def test_a_job_whose_code_replaces_its_files_ends_by_itself_and_no_other_is_touc
     gate = daemon.gate()
     source = source_that_replaces(kind, [*VERBS_OF_FILE, ".recording.msgpack.partial"], tmp_path / "secret")
     beside = daemon.submit(daemon.spec())
-    spec = daemon.spec(source, args={"gate": str(gate), "gate_at": 9}, strategy={"stages": 2, "microbatches": 4})
+    spec = daemon.spec(source, args={"gate": str(gate), "gate_at": 12}, strategy={"stages": 2, "microbatches": 4})
     job = daemon.submit(spec)
     try:
         directory = Path(daemon.client.show(job)["run_dir"])
@@ -259,7 +259,7 @@ def test_an_offset_far_behind_a_logs_end_is_answered_with_nothing(daemon: Any, e
 def test_jobs_that_wait_hold_no_descriptor(daemon: Any) -> None:
     """Each held two: a thousand of them, which max_queued allows, were above a common limit of a process."""
     gate = daemon.gate()
-    spec = daemon.spec(args={"gate": str(gate), "gate_at": 9}, strategy={"stages": 3, "microbatches": 4})
+    spec = daemon.spec(args={"gate": str(gate), "gate_at": 12}, strategy={"stages": 3, "microbatches": 4})
     jobs = [daemon.submit(spec)]
     try:
         daemon.until_logged(jobs[0], "at the gate of training")

@@ -26,7 +26,7 @@ _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, Gate, until, SECONDS = (_REAL[name] for name in ("RealDaemon", "Gate", "until", "SECONDS"))
 LINE = _REAL["LINE"]
 
-AT = 9  # calls of the loss in training before a held job stops: the third step of 4 microbatches
+AT = 12  # calls of the loss before a held job stops, in training: an inspection makes up to 9 where there are parts
 ENDLESS = {"steps": 100_000_000}
 
 StartDaemon = Callable[..., Any]

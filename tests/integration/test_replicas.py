@@ -446,7 +446,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_two_replicas_does_not_change_a
 ) -> None:
     gate = daemon.gate()
     strategy = {"replicas": 2, "microbatches": 2, "bucket_mib": TINY}
-    spec = daemon.spec(args={"gate": str(gate), "gate_at": 9}, strategy=strategy)  # in the second epoch of both
+    spec = daemon.spec(args={"gate": str(gate), "gate_at": 12}, strategy=strategy)  # in the second epoch of both
     job = daemon.submit(spec)
     try:
         daemon.until_logged(job, "at the gate of training")

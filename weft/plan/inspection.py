@@ -198,6 +198,7 @@ class Inspection:
     lost_attributes: tuple[str, ...] = ()  # of modules, that a step changes and no snapshot has, with what they are
     keeps_elsewhere: bool = False  # a step that is run again, all else as it was, comes to another loss
     mixes_microbatches: bool = False  # a backward comes to other gradients behind another microbatch's forward
+    loss_in_parts: tuple[float, ...] = ()  # that of a batch whole, and in two parts, where these differ
     loose_parameter: str | None = None  # on a device: the name of one that something beside modules has hold of
     set_by_step: str | None = None  # an option of the optimizer's groups, by name, that the step itself has set
     step_hook: str | None = None  # the user's around the optimizer's step, by what has registered it
@@ -301,6 +302,7 @@ class Inspection:
             lost_attributes=tuple(data.get("lost_attributes", ())),
             keeps_elsewhere=data.get("keeps_elsewhere", False),
             mixes_microbatches=data.get("mixes_microbatches", False),
+            loss_in_parts=tuple(data.get("loss_in_parts") or ()),
             loose_parameter=data.get("loose_parameter"),
             set_by_step=data.get("set_by_step"),
             step_hook=data.get("step_hook"),

@@ -136,6 +136,15 @@ def test_a_line_says_that_an_optimizer_goes_by_all_that_it_updates(
     assert ["depends on the others that it updates" in note for note in notes] == [True] * is_told
 
 
+def test_a_line_says_that_a_loss_is_no_mean(
+    inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts], spec_of: Callable[..., Any]
+) -> None:
+    inspection = dataclasses.replace(inspection_of([unit_of(0)]), loss_in_parts=(13.744, 9.28))
+    (note,) = plan_notes(spec_of(batch_size=8, microbatches=4), inspection, None)
+    assert note.startswith("loss: 13.74 of some samples together, and 9.28 as the mean of two parts")
+    assert note.endswith("a step of 4 microbatches is not that of the whole batch")
+
+
 def test_a_compiled_unit_has_no_backward_in_two_parts(plan_of: Callable[..., Plan]) -> None:
     how: dict[str, Any] = {"stages": 2, "microbatches": 2, "compile": True}
     for schedule, title in ("zero-bubble", "zero-bubble"), ("F0 F1 B0 B1\nF0 I0 F1 I1 W0 W1\n", "a grid"):

@@ -180,3 +180,61 @@ def test_where_the_look_at_others_raises_the_job_goes_on_without(monkeypatch: py
 def test_one_worker_alone_leaves_no_choice() -> None:
     told = inspect_job(workload_of, or_auto(spec_of()), HostDevice(), Host(workers=1))
     assert told["unchosen"] == "there is no other"
+
+
+def told_of_parts(workload: Workload, **strategy: Any) -> tuple[float, ...]:
+    spec = JobSpec.parse({"job": dict(spec_of().to_wire()["job"]), "strategy": strategy})
+    return tuple(inspections.inspect(workload, spec, HostDevice())["loss_in_parts"] or ())
+
+
+def weighted_mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """As one with the weights of classes."""
+    return ((output - target) ** 2 * target.exp()).sum() / target.exp().sum()
+
+
+def compared(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Each sample with all others."""
+    return functional.cross_entropy(output @ target.T, torch.arange(len(output)))
+
+
+@pytest.mark.parametrize("strategy", [{"microbatches": 2}, {"replicas": 2}, {"stages": 2, "microbatches": 2}])
+@pytest.mark.parametrize(
+    "workload",
+    [
+        pytest.param(lambda: workload_of(loss=nn.MSELoss(reduction="sum")), id="a module"),
+        pytest.param(lambda: workload_of(loss=lambda y, t: ((y - t) ** 2).sum()), id="a function"),
+        pytest.param(lambda: workload_of(loss=weighted_mean), id="a mean over something else"),
+        pytest.param(lambda: workload_of(loss=compared), id="a comparison"),
+        pytest.param(lambda: stepping(lambda model, batch: ((model(batch[0]) - batch[1]) ** 2).sum()), id="a step"),
+        pytest.param(
+            lambda: workload_of(nn.Dropout(), nn.BatchNorm1d(5), loss=nn.MSELoss(reduction="sum")), id="beside dropout"
+        ),
+    ],
+)
+def test_a_loss_that_is_no_mean_is_told_where_a_step_has_several_microbatches(
+    workload: Callable[[], Workload], strategy: dict[str, Any]
+) -> None:
+    whole, parts = told_of_parts(workload(), **strategy)
+    assert abs(whole - parts) > 1e-3 * abs(whole)
+
+
+@pytest.mark.parametrize(
+    ("workload", "strategy"),
+    [
+        pytest.param(lambda: workload_of(loss=nn.MSELoss(reduction="sum")), {}, id="one microbatch"),
+        pytest.param(workload_of, {"microbatches": 2}, id="a mean"),
+        pytest.param(lambda: workload_of(nn.Dropout(), nn.BatchNorm1d(5)), {"microbatches": 2}, id="beside dropout"),
+        pytest.param(lambda: stepping(noisy), {"microbatches": 2}, id="a step that draws"),
+        pytest.param(
+            lambda: workload_of(loss=weighted_mean, weight=lambda target: target.exp().sum()),
+            {"microbatches": 2},
+            id="a mean over what is weighed",
+        ),
+    ],
+)
+def test_nothing_is_told_of_a_mean_or_where_batches_are_whole(
+    workload: Callable[[], Workload], strategy: dict[str, Any]
+) -> None:
+    made = workload()
+    assert told_of_parts(made, **strategy) == ()
+    assert made.model.training

@@ -72,6 +72,8 @@ def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | No
             "optimizer: its step draws random numbers, by the step and the first parameter of those that are updated "
             "together; one stage of one replica draws what the plain loop does, others draw other numbers"
         )
+    if inspection.loss_in_parts:
+        yield _loss_note(inspection, sum(spec.strategy.division[1]))
     if inspection.scheduler_span is not None:
         yield from _scheduler_note(spec, inspection, inspection.scheduler_span)
     if inspection.batch_modules:
@@ -118,6 +120,15 @@ def _scheduler_note(spec: JobSpec, inspection: Inspection, span: int) -> Iterato
             f"scheduler: its step() comes after each of {itinerary.steps} training steps, and it is written for "
             f"{span}; if these are epochs, say so by Workload.scheduler_every = 'epoch'"
         )
+
+
+def _loss_note(inspection: Inspection, num_microbatches: int) -> str:
+    whole, parts = inspection.loss_in_parts
+    return (
+        f"loss: {whole:.4g} of some samples together, and {parts:.4g} as the mean of two parts, so it is no mean over "
+        "samples (a sum, a mean over something else without Workload.weight, a comparison of samples), and a step of "
+        f"{num_microbatches} microbatches is not that of the whole batch"
+    )
 
 
 def _compiled_note(inspection: Inspection) -> str:

@@ -178,6 +178,7 @@ class _Facts(TypedDict):
     lost_attributes: NotRequired[list[str]]
     keeps_elsewhere: NotRequired[bool]
     mixes_microbatches: NotRequired[bool]
+    loss_in_parts: NotRequired[Annotated[list[float], Field(min_length=2, max_length=2)] | None]
     loose_parameter: NotRequired[str | None]
     set_by_step: NotRequired[str | None]
     step_hook: NotRequired[str | None]

@@ -71,10 +71,29 @@ def run_again(
     if not isinstance(device, Accelerator):
         again |= len(specs) > 1 or any(each.strategy.is_auto or each.strategy.may_have_replicas for each in specs)
     several = device.torch.type == "cpu" and any(_may_hold_several(each.strategy) for each in specs)  # a GPU's is large
+    chosen = len(specs) > 1 or spec.strategy.is_auto  # then it is looked at in another place what may be divided
+    divides = not (chosen or isinstance(device, Accelerator)) and size > 1 and sum(spec.strategy.division[1]) > 1
     return {
         "keeps_elsewhere": again and _keeps_elsewhere(workload, spec, batches, size),
         "mixes_microbatches": several and _mixes_microbatches(workload, spec, batches, size),
+        "loss_in_parts": _loss_in_parts(workload, spec, batches, size) if divides else None,
     }
+
+
+def _loss_in_parts(workload: Workload, spec: JobSpec, batches: Batches, size: int) -> list[float] | None:
+    """What the loss of a batch comes to whole and in two parts, where these differ: it is no mean over samples, or over
+    what `Workload.weight` counts. Without dropout, and with the statistics that normalisations have kept."""
+    iteration, _ = first_batch(size, training=True)
+    trial = _Trial(workload, spec, batches)
+    try:
+        with _buffers_as_before(workload.model):
+            whole, parts = trial.evaluated(iteration)
+    except Exception:  # as below; and a model may give its step something else in this mode
+        return None
+    finally:
+        workload.model.train()
+    is_told = not trial.draws and all(map(math.isfinite, (whole, parts)))
+    return [whole, parts] if is_told and abs(whole - parts) > ROUNDING * max(abs(whole), abs(parts)) else None
 
 
 def _may_hold_several(strategy: Strategy) -> bool:
@@ -173,7 +192,7 @@ class _Trial:
         self._model = workload.model
         self._seed = spec.job.seed
         self._batches = batches
-        self._draws = False
+        self.draws = False
 
     def why_different(self, iteration: Iteration) -> str | None:
         self._batches.order(iteration)  # a sampler may draw
@@ -183,13 +202,24 @@ class _Trial:
         changed = [name for name, version in self._versions().items() if version != versions.get(name)]
         changed += [name for name, value in self._buffers().items() if not _is_same(value, buffers.get(name))]
         parts = self._run(iteration, [Part(0, 0, first), Part(1, first, iteration.size - first)])
-        if self._draws:
+        if self.draws:
             return "random numbers are drawn, and parts of a batch draw others than the whole"
         if changed:
             return f"{changed[0]!r:.80} changes with each forward"
         differs = next((name for name, value in whole.items() if not _is_close(value, parts.get(name))), None)
         what = "training" if iteration.learns else "validation"
         return None if differs is None else f"the {differs} of a batch of {what} is another in parts"
+
+    def evaluated(self, iteration: Iteration) -> tuple[float, float]:
+        """The loss of a batch whole and in parts, of a model in eval mode."""
+        self._model.eval()
+        first = max(1, iteration.size // PART)
+        whole = self._weighed(iteration, [Part(0, 0, iteration.size)], differentiates=False)
+        parts = self._weighed(
+            iteration, [Part(0, 0, first), Part(1, first, iteration.size - first)], differentiates=False
+        )
+        (one, other) = (0.0 if (loss := each.get("loss")) is None else float(loss) for each in (whole, parts))
+        return one, other
 
     def loss(self, iteration: Iteration, part: Part) -> torch.Tensor:
         return self._values(self._batch(iteration, part), part, 1.0, learns=True, differentiates=False)["loss"]
@@ -249,19 +279,25 @@ class _Trial:
         """What is reported, and the gradients: of each part by its weight, added up."""
         self._model.train(iteration.learns)
         self._forget_gradients()
+        outcome = self._weighed(iteration, parts)
+        if not iteration.learns:
+            return outcome
+        return outcome | {f"gradient of {name}": each.grad for name, each in self._model.named_parameters()}
+
+    def _weighed(self, iteration: Iteration, parts: Sequence[Part], *, differentiates: bool = True) -> _Outcome:
+        """What is reported: of each part by its weight, added up."""
         batches = [self._batch(iteration, part) for part in parts]
         weights = [self._weight(batch, part.size) for batch, part in zip(batches, parts, strict=True)]
         outcome: _Outcome = {}
         for batch, part, weight in zip(batches, parts, weights, strict=True):
             if weight == 0:  # nothing in it counts
                 continue
-            values = self._values(batch, part, weight / sum(weights), learns=iteration.learns)
+            fraction = weight / sum(weights)
+            values = self._values(batch, part, fraction, learns=iteration.learns, differentiates=differentiates)
             for name, value in values.items():
                 before = outcome.get(name)
                 outcome[name] = value if before is None else before + value
-        if not iteration.learns:
-            return outcome
-        return outcome | {f"gradient of {name}": each.grad for name, each in self._model.named_parameters()}
+        return outcome
 
     def _batch(self, iteration: Iteration, part: Part) -> Any:
         seeded = self._seeded(part)
@@ -270,7 +306,7 @@ class _Trial:
         else:
             tensors, skeleton = self._batches.batch(iteration, part)
             batch = build(skeleton, tensors)
-        self._draws |= generator_states() != seeded
+        self.draws |= generator_states() != seeded
         return batch
 
     def _weight(self, batch: Any, num_samples: int) -> float:
@@ -287,7 +323,7 @@ class _Trial:
             values = step_values(step(self._model, batch), step_source(self._workload, learns=learns), learns=learns)
         if learns and differentiates:
             (values["loss"] * fraction).backward()  # type: ignore[no-untyped-call]  # torch leaves it without annotations
-        self._draws |= generator_states() != seeded
+        self.draws |= generator_states() != seeded
         return {name: value.detach().double() * fraction for name, value in values.items()}
 
     def _seeded(self, part: Part) -> list[object]:

@@ -49,7 +49,7 @@ from weft.workers.inspection.sizes import (
 )
 from weft.workers.inspection.state_facts import parameter_facts
 from weft.workers.inspection.times import copy_bytes_per_second
-from weft.workers.inspection.update_times import GradientSample, is_joint, unsaved, update_times
+from weft.workers.inspection.update_times import GradientSample, unsaved, update_facts, update_times
 from weft.workers.snapshots.attributes import Attributes
 from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workload.aliases import aliases_of, check_aliases, referred_elsewhere
@@ -290,7 +290,7 @@ def _inspected(
     attributes, options = Attributes(dict(workload.model.named_modules())), options_of(optimizer)
     ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
     check_aliases(aliases)
-    steps = _step_facts(workload, optimizer, options, sample)
+    steps = _step_facts(optimizer, options)
     changing = {*ran.changing, *changes.names()} if learns else set[str]()
     for unit in ran.units if sample.sparse else ():
         unit["in_place"] = True  # indices are the batch's own memory, and by the update that may have the next one
@@ -309,11 +309,10 @@ def _inspected(
     return {
         "compiled": [name for name, _ in compiled_modules(workload)] if spec.strategy.compile else [],
         "compiled_calls": compiled_calls,
-        "optimizer_draws": update is not None and update.draws,
         **ran.facts(),
         **_data_facts(batches),
         "load_seconds": ran.load_seconds * (len(sizes) * max(sizes) / sum(sizes) if is_one_of_many else 1.0),
-        "update_seconds": 0.0 if update is None else update.seconds,
+        **update_facts(update),
         "device_update_seconds": None if on_device is None else on_device.seconds,
         "parameters": parameter_facts(
             workload.model, ran.users, optimizer, stepped, digests, changing, sample.sparse, required
@@ -331,12 +330,9 @@ def _inspected(
     }
 
 
-def _step_facts(
-    workload: Workload, optimizer: torch.optim.Optimizer | None, options: Mapping[str, Any], sample: GradientSample
-) -> dict[str, Any]:
+def _step_facts(optimizer: torch.optim.Optimizer | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """options: of the optimizer, before the user's step was tried."""
     return {
-        "joint_optimizer": optimizer is not None and is_joint(workload, optimizer, sample),
         "elementwise": optimizer is None or is_elementwise(optimizer),
         "step_hook": None if optimizer is None else hook_of(optimizer),
         "set_by_step": next((name for name, now in options_of(optimizer).items() if options.get(name) != now), None),

@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -118,6 +119,7 @@ class UpdateTimes:
     moves: bool  # whatever a step changes beside the parameters stands in `optimizer.state`
     hides: bool  # it changes what stands neither there nor among the options of its groups
     draws: bool  # from torch's generators, Python's or numpy's
+    is_joint: bool  # what it makes of some parameters depends on which others it updates
 
     @property
     def stepped(self) -> torch.optim.Optimizer | None:
@@ -138,56 +140,8 @@ def update_times(
     nobody learns."""
     if optimizer is None:
         return None, None
-    on_host = _measured(optimizer, sample, HostDevice()) if host else None
+    on_host = _measured(workload, optimizer, sample, HostDevice()) if host else None
     return on_host, _on_device(workload, sample, device) if own else None
-
-
-def is_joint(workload: Workload, optimizer: torch.optim.Optimizer, sample: GradientSample) -> bool:
-    """Whether what a step makes of some parameters depends on which others it updates, beyond rounding: as where it
-    goes by a norm or a mean over all of them (LAMB with a bound, Prodigy). torch's own update them apart.
-
-    Of an optimizer that draws, that has hooks, or that raises with these gradients, nothing is said.
-    """
-    parameters = [parameter for parameter in sample.few() if parameter.numel()]
-    if type(optimizer).__module__.startswith("torch.optim.") or hook_of(optimizer) or len(parameters) < 2:
-        return False
-    own = parameters[::2]
-    generators = generator_states()
-    with contextlib.suppress(Exception):  # the step is tried once more, where what it raises is told
-        together, apart = (_after_steps(workload, optimizer, each, own) for each in (parameters, own))
-        return generators == generator_states() and any(map(_differs, own, together, apart))
-    return False
-
-
-def _after_steps(
-    workload: Workload, used: torch.optim.Optimizer, updated: Sequence[nn.Parameter], told: Sequence[nn.Parameter]
-) -> list[torch.Tensor]:
-    """What some parameters have come to when a new optimizer has updated a number of them; all are as before then.
-    Nothing, where the user's function gives one that is used already."""
-    held = [(parameter, parameter.data, parameter.grad) for parameter in workload.model.parameters()]
-    chosen = set(map(id, updated))
-    try:
-        for parameter, values, _ in held:
-            parameter.grad = None
-            parameter.data = values.clone() if id(parameter) in chosen else values
-        optimizer = make_optimizer(workload.optimizer, workload.model.parameters())
-        if optimizer is None or optimizer is used:
-            return []
-        for step in range(JOINT_STEPS):
-            for place, (parameter, _, gradient) in enumerate(held):
-                if id(parameter) in chosen and gradient is not None:
-                    parameter.grad = gradient * math.cos(place * step)  # another share of the whole in each step
-            optimizer.step()
-        return [parameter.data for parameter in told]
-    finally:
-        for parameter, values, gradient in held:
-            parameter.data = values
-            parameter.grad = gradient
-
-
-def _differs(before: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> bool:
-    moved = (one - before).abs().max()
-    return bool((one - other).abs().max() > JOINT_SHARE * moved)
 
 
 def _on_device(workload: Workload, sample: GradientSample, device: Device) -> UpdateTimes:
@@ -202,14 +156,18 @@ def _on_device(workload: Workload, sample: GradientSample, device: Device) -> Up
         assert optimizer is not None
         if optimizer.state:  # of Adagrad's constructor, which knows nothing of a kernel that is chosen after it
             optimizer.load_state_dict(optimizer.state_dict())
-        return _measured(optimizer, sample, device)
+        return _measured(workload, optimizer, sample, device)
     finally:
         for parameter, values, _ in held:
             parameter.grad = None
             parameter.data = values
 
 
-def _measured(optimizer: torch.optim.Optimizer, sample: GradientSample, device: Device) -> UpdateTimes:
+def _measured(
+    workload: Workload, optimizer: torch.optim.Optimizer, sample: GradientSample, device: Device
+) -> UpdateTimes:
+    """Where the device has what the sample has."""
+    is_joint = _is_joint(workload, optimizer, sample, device)
     scale = sample.whole_per_part()
     generators = generator_states()
     with within(f"{step_place(optimizer)}, tried before training"):
@@ -224,7 +182,77 @@ def _measured(optimizer: torch.optim.Optimizer, sample: GradientSample, device: 
 
     seconds = min(repeated(once, TIMED_RUNS))
     after = optimizer_memory(optimizer)
-    return UpdateTimes(seconds * scale, optimizer, moves=after == before, hides=after[-1] != before[-1], draws=draws)
+    return UpdateTimes(
+        seconds * scale,
+        optimizer,
+        moves=after == before,
+        hides=after[-1] != before[-1],
+        draws=draws,
+        is_joint=is_joint,
+    )
+
+
+def _is_joint(workload: Workload, optimizer: torch.optim.Optimizer, sample: GradientSample, device: Device) -> bool:
+    """Whether what a step makes of some parameters depends on which others it updates, beyond rounding: as where it
+    goes by a norm or a mean over all of them (LAMB with a bound, Prodigy). torch's own update them apart.
+
+    Of an optimizer that draws, that has hooks, or that raises with these gradients, nothing is said.
+    """
+    parameters = [parameter for parameter in sample.few() if parameter.numel()]
+    if type(optimizer).__module__.startswith("torch.optim.") or hook_of(optimizer) or len(parameters) < 2:
+        return False
+    own = parameters[::2]
+    generators = generator_states()
+    with contextlib.suppress(Exception):  # the step is tried once more, where what it raises is told
+        together, apart = (_after_steps(workload, optimizer, device, each, own) for each in (parameters, own))
+        return generators == generator_states() and any(map(_differs, own, together, apart))
+    return False
+
+
+def _after_steps(
+    workload: Workload,
+    used: torch.optim.Optimizer,
+    device: Device,
+    updated: Sequence[nn.Parameter],
+    told: Sequence[nn.Parameter],
+) -> list[torch.Tensor]:
+    """What some parameters have come to when a new optimizer has updated a number of them; all are as before then.
+    Nothing, where the user's function gives one that is used already."""
+    held = [(parameter, parameter.data, parameter.grad) for parameter in workload.model.parameters()]
+    chosen = set(map(id, updated))
+    try:
+        for parameter, values, _ in held:
+            parameter.grad = None
+            if id(parameter) in chosen:
+                parameter.data = device.put(values.clone())
+        optimizer = make_optimizer(workload.optimizer, workload.model.parameters())
+        if optimizer is None or optimizer is used:
+            return []
+        for step in range(JOINT_STEPS):
+            for place, (parameter, _, gradient) in enumerate(held):
+                if id(parameter) in chosen and gradient is not None:
+                    parameter.grad = gradient * math.cos(place * step)  # another share of the whole in each step
+            optimizer.step()
+        return [parameter.data for parameter in told]
+    finally:
+        for parameter, values, gradient in held:
+            if id(parameter) in chosen:
+                parameter.data = values
+            parameter.grad = gradient
+
+
+def _differs(before: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> bool:
+    moved = (one - before).abs().max()
+    return bool((one - other).abs().max() > JOINT_SHARE * moved)
+
+
+def update_facts(update: UpdateTimes | None) -> dict[str, Any]:
+    """What of an inspection is told by a step; None: nobody updates."""
+    return {
+        "update_seconds": 0.0 if update is None else update.seconds,
+        "optimizer_draws": update is not None and update.draws,
+        "joint_optimizer": update is not None and update.is_joint,
+    }
 
 
 def unsaved(optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None, update: UpdateTimes | None) -> str | None:
