@@ -48,12 +48,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def without_other_days(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Takes out what has its turn on another day."""
+    """Takes out what has its turn on another day. What a soak plays has none: it is asked for by its name."""
     if config.getoption("exhaustive"):
         return
     by_days: defaultdict[int, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if (mark := item.get_closest_marker("days")) is not None:
+        if (mark := item.get_closest_marker("days")) is not None and item.get_closest_marker("soak") is None:
             by_days[mark.args[0]].append(item)
     seed = config.getoption("pairs_seed")
     others: set[pytest.Item] = set()

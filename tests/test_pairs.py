@@ -85,7 +85,7 @@ def test_what_thinned_is_told_with_the_seed_that_repeats_it(pytester: pytest.Pyt
 
 def test_of_long_tests_each_has_its_day_and_all_are_there_under_exhaustive(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(PAIRS.read_text())
-    pytester.makeini("[pytest]\nmarkers =\n  days\n  slow\nasyncio_default_fixture_loop_scope = function")
+    pytester.makeini("[pytest]\nmarkers =\n  days\n  slow\n  soak\nasyncio_default_fixture_loop_scope = function")
     pytester.makepyfile(
         test_it="""
         import pytest
@@ -96,6 +96,9 @@ def test_of_long_tests_each_has_its_day_and_all_are_there_under_exhaustive(pytes
         @pytest.mark.slow(seconds=9)
         def test_longer(): ...
         def test_short(): ...
+        @pytest.mark.days(3)
+        @pytest.mark.soak
+        def test_soaked(): ...
         """
     )
 
@@ -103,9 +106,10 @@ def test_of_long_tests_each_has_its_day_and_all_are_there_under_exhaustive(pytes
         return [line for line in pytester.runpytest_inprocess("--collect-only", "-q", option).outlines if "::" in line]
 
     whole = selected("--exhaustive")
-    assert len(whole) == 8
+    assert len(whole) == 9
     days = [selected(f"--pairs-seed={seed}") for seed in range(20261126, 20261132)]
     assert {name for day in days[:3] for name in day} == set(whole)
     assert [sum("test_long[" in name for name in day) for day in days] == [2] * 6
     assert sum(any("test_longer" in name for name in day) for day in days) == 3
-    assert all("test_it.py::test_short" in day for day in days)
+    for name in ("test_it.py::test_short", "test_it.py::test_soaked"):  # a soak asks for what it plays by its name
+        assert all(name in day for day in days)
