@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from weft.reference.loop import ReferenceResult, train
 
 _RECOVERY = runpy.run_path(str(Path(__file__).with_name("test_recovery.py")))
-SOURCE, STEPS, PIPELINE = (_RECOVERY[name] for name in ("SOURCE", "STEPS", "PIPELINE"))
+SOURCE, SECONDS, PIPELINE = (_RECOVERY[name] for name in ("SOURCE", "SECONDS", "PIPELINE"))
 held_behind_a_snapshot, lines_of, kill_worker = (
     _RECOVERY[name] for name in ("held_behind_a_snapshot", "lines_of", "kill_worker")
 )
@@ -65,6 +65,7 @@ def check_is(plain: ReferenceResult, daemon: Any, result: dict[str, Any]) -> Non
     assert [name for name in ours if not torch.equal(ours[name], plain.state[name])] == []
     rates = rates_of(daemon, result["job"])
     assert rates == {step: plain.learning_rates[step - 1] for step in rates}
+    assert len(plain.losses) in rates, "the last step is told"
 
 
 @pytest.mark.slow(seconds=3)
@@ -108,7 +109,7 @@ def test_a_job_that_loses_its_loader_in_an_epoch_goes_on_in_the_pass(daemon: Any
         kill_worker(daemon, job, "loader")
         daemon.until_logged(job, "goes on after step")
         gate.open()
-        result = daemon.client.wait(job)
+        result = daemon.client.wait(job, SECONDS)
         check_is(train(spec), daemon, result)
 
 

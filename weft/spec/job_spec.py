@@ -112,8 +112,8 @@ class JobSection(Section):
     @property
     def given_steps(self) -> int | None:
         """How many the job has, where that follows from the spec alone."""
-        by_epochs = self.steps_per_epoch and self.epochs and self.steps_per_epoch * self.epochs
-        return self.steps or by_epochs or None
+        by_epochs = None if self.steps_per_epoch is None else (self.epochs or 0) * self.steps_per_epoch
+        return self.steps or by_epochs
 
 
 class ProfileSection(Section):

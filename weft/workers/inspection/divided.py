@@ -214,12 +214,12 @@ class _Trial:
         """The loss of a batch whole and in parts, of a model in eval mode."""
         self._model.eval()
         first = max(1, iteration.size // PART)
-        whole = self._weighed(iteration, [Part(0, 0, iteration.size)], differentiates=False)
-        parts = self._weighed(
-            iteration, [Part(0, 0, first), Part(1, first, iteration.size - first)], differentiates=False
-        )
-        (one, other) = (0.0 if (loss := each.get("loss")) is None else float(loss) for each in (whole, parts))
-        return one, other
+
+        def loss(*parts: Part) -> float:
+            value = self._weighed(iteration, parts, differentiates=False).get("loss")
+            return 0.0 if value is None else float(value)  # none where nothing counts
+
+        return loss(Part(0, 0, iteration.size)), loss(Part(0, 0, first), Part(1, first, iteration.size - first))
 
     def loss(self, iteration: Iteration, part: Part) -> torch.Tensor:
         return self._values(self._batch(iteration, part), part, 1.0, learns=True, differentiates=False)["loss"]
