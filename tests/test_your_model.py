@@ -193,6 +193,15 @@ def test_a_line_that_needs_numbers_may_stand_in_a_module(directory: Path) -> Non
     assert found.problems == {}
 
 
+def test_what_a_function_finds_out_of_an_epoch_is_a_metric(directory: Path) -> None:
+    command = next(line for line in PAGE.splitlines() if line.startswith("weft run found.py"))
+    run(directory, "-m", *command.replace("--epochs 50", "--epochs 10").split())
+    lines = [json.loads(line) for line in (directory / "runs" / "found-1" / "metrics.jsonl").read_text().splitlines()]
+    told = {line["epoch"]: line["on_epoch"]["f1"] for line in lines if "on_epoch" in line}
+    assert told.keys() == {4, 9}
+    assert all(0 < value <= 1 for value in told.values())
+
+
 def test_every_other_block_runs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after another, as a reader would paste them."""
     monkeypatch.chdir(directory)

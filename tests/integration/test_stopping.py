@@ -146,7 +146,7 @@ def test_it_is_told_of_the_last_epoch_and_what_it_raises_fails_the_job(daemon: A
     assert "in Workload.on_epoch" in failed["error"]
     refused = daemon.run(asking(daemon, "'halt'", at=1))
     assert (refused["state"], refused["reason"]) == ("failed", "invalid-workload")
-    assert "Workload.on_epoch returned 'halt'; it must return 'stop', or None to go on" in refused["error"]
+    assert "Workload.on_epoch returned 'halt'; it must return 'stop', None to go on, or a mapping" in refused["error"]
 
 
 @pytest.mark.slow

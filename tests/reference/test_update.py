@@ -203,7 +203,7 @@ def test_a_scheduler_that_takes_a_measured_value_steps_after_each_validation(run
     [
         (
             "",
-            "= 'loss': the job has no validation; give Workload.validation, or a scheduler that takes no",
+            "= 'loss': the job has no validation; give Workload.validation, or Workload.epoch_metrics with",
         ),
         (", validation=data(), scheduler_metric='f1'", "= 'f1': validations report loss; use one of these"),
     ],

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.spec.field_errors import SpecError
 from weft.spec.job_spec import CheckpointSection, StopSection
-from weft.spec.stopping import MAX_KEPT, Rule, Standing, Training, UnknownMetric, value_for_scheduler
+from weft.spec.stopping import MAX_KEPT, Rule, Standing, Training, UnknownMetric, reported_names, value_for_scheduler
 
 
 def rule_of(**stop: Any) -> Rule:
@@ -77,6 +78,22 @@ def test_of_a_value_that_no_validation_reports_the_error_names_those_that_are() 
         rule_of(metric="f1").validated(Standing(), 0, {})
 
 
+def test_an_epoch_that_says_nothing_of_a_value_is_none_for_its_rules() -> None:
+    training = Training(Rule(StopSection(metric="f1", patience=2), CheckpointSection(keep_best="f1")))
+    told = [0.5, None, 0.4, None, None, 0.3]
+    assert [training.validated(epoch, {"f1": value}) is not None for epoch, value in enumerate(told)] == [False] * 5 + [
+        True
+    ]
+    assert [training.take_best({"f1": value}) for value in (None, 0.5, None, 0.6)] == [False, True, False, True]
+    assert value_for_scheduler("f1", {"f1": None}) is None
+
+
+def test_a_name_stands_for_one_value() -> None:
+    assert reported_names(["loss", "accuracy"], ["f1"]) == ["loss", "accuracy", "f1"]
+    with pytest.raises(SpecError, match=r"^Workload\.epoch_metrics: validations report 'accuracy', too; give it"):
+        reported_names(["loss", "accuracy"], ["f1", "accuracy"])
+
+
 def test_a_scheduler_is_stepped_with_a_value_that_validations_report_or_there_is_a_remedy() -> None:
     assert value_for_scheduler("accuracy", {"loss": 1.0, "accuracy": 0.5}) == 0.5
     assert value_for_scheduler(None, {}) is None
@@ -85,7 +102,7 @@ def test_a_scheduler_is_stepped_with_a_value_that_validations_report_or_there_is
     ):
         value_for_scheduler("f1", {"loss": 1.0})
     remedy = (
-        r"for ReduceLROnPlateau, = 'loss': the job has no validation; give Workload\.validation, or a scheduler that"
+        r"for ReduceLROnPlateau, = 'loss': the job has no validation; give Workload\.validation, or .*, or a scheduler"
     )
     with pytest.raises(UnknownMetric, match=remedy):
         value_for_scheduler("loss", {})

@@ -316,6 +316,14 @@ def workload():
         ("made(metrics={'accuracy': 1})", r"Workload.metrics\['accuracy'\] is int; give a function"),
         ("made(metrics={1: abs})", "Workload.metrics: the name 1 is no text; give one in UTF-8"),
         ("made(metrics={'a\\udc00': abs})", r"Workload.metrics: the name 'a.udc00' is no text; give one in UTF-8"),
+        (
+            "made(epoch_metrics='f1')",
+            "Workload.epoch_metrics is str; give a list of the names that Workload",
+        ),
+        ("made(epoch_metrics=[1], on_epoch=print)", "Workload.epoch_metrics: the name 1 is no text; give one in UTF-8"),
+        ("made(epoch_metrics=['loss'], on_epoch=print)", "Workload.epoch_metrics: 'loss' stands for something else"),
+        ("made(epoch_metrics=['f1', 'f1'], on_epoch=print)", "Workload.epoch_metrics: 'f1' stands for something else"),
+        ("made(epoch_metrics=['f1'])", "Workload.epoch_metrics is given without Workload.on_epoch, which returns them"),
         ("made(metrics={'loss': abs})", "Workload.metrics: 'loss' is always reported; give the metric another name"),
     ],
 )

@@ -20,7 +20,16 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from weft.workload.workload import Workload, WorkloadError, asks_to_stop, make_scheduler, metric_of, span_of, weight_of
+from weft.workload.workload import (
+    EpochAnswer,
+    Workload,
+    WorkloadError,
+    answer_of,
+    make_scheduler,
+    metric_of,
+    span_of,
+    weight_of,
+)
 
 
 def an_optimizer() -> torch.optim.Optimizer:
@@ -128,12 +137,34 @@ def test_a_scheduler_is_written_for_so_many_calls_by_its_own_numbers(factory: An
     assert span_of(factory(an_optimizer())) == span
 
 
-@pytest.mark.parametrize(("answer", "stops"), [("stop", True), (None, False)])
-def test_on_epoch_may_stop_training(answer: str | None, stops: bool) -> None:
-    assert asks_to_stop(lambda values: answer, {"epoch": 0}) is stops
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ("stop", EpochAnswer(True, {"f1": None})),
+        (None, EpochAnswer(False, {"f1": None})),
+        ({"f1": 0.5}, EpochAnswer(False, {"f1": 0.5})),
+        ({"f1": torch.tensor([0.25]), "stop": True}, EpochAnswer(True, {"f1": 0.25})),
+        ({"f1": True, "stop": False}, EpochAnswer(False, {"f1": 1.0})),
+    ],
+)
+def test_on_epoch_may_stop_training_and_tell_what_it_has_found(answer: Any, told: EpochAnswer) -> None:
+    assert answer_of(lambda values: answer, ["f1"], {"epoch": 0}) == told
 
 
-@pytest.mark.parametrize(("answer", "told"), [("halt", "'halt'"), (True, "bool"), (0, "int")])
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ("halt", "'halt'; it must return 'stop', None to go on, or a mapping"),
+        (True, "bool; it must return 'stop', None to"),
+        (0, "int; it must return 'stop', None to"),
+        ({}, r"no 'f1' of Workload\.epoch_metrics; let these be the names that it returns"),
+        ({"f1": 0.5, "auc": 0.5}, r"'auc', not in Workload\.epoch_metrics; let"),
+        ({"f1": 0.5, 3: 0.5}, r"3, not in Workload\.epoch_metrics; let"),
+        ({"f1": "0.5"}, "'f1' as str; give a number, or a tensor of one"),
+        ({"f1": torch.zeros(2)}, r"'f1' as a tensor of shape \(2,\); give a number, or"),
+        ({"f1": 0.5, "stop": 1}, "'stop' as int; give True or False"),
+    ],
+)
 def test_another_answer_of_on_epoch_is_refused_with_those_that_there_are(answer: Any, told: str) -> None:
-    with pytest.raises(WorkloadError, match=rf"^Workload\.on_epoch returned {told}; it must return 'stop', or None to"):
-        asks_to_stop(lambda values: answer, {"epoch": 0})
+    with pytest.raises(WorkloadError, match=rf"^Workload\.on_epoch returned {told}"):
+        answer_of(lambda values: answer, ["f1"], {"epoch": 0})

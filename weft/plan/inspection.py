@@ -203,6 +203,7 @@ class Inspection:
     set_by_step: str | None = None  # an option of the optimizer's groups, by name, that the step itself has set
     step_hook: str | None = None  # the user's around the optimizer's step, by what has registered it
     on_epoch: bool = False  # the workload has a function that is asked after each epoch
+    epoch_metrics: tuple[str, ...] = ()  # which it returns
     endless: bool = False  # the training data are a stream without a length: one epoch, of what the steps need
     scheduler_metric: str | None = None  # that the scheduler takes of each validation; None of one that takes none
     scheduler_span: int | None = None  # how many training steps it is written for, where its own numbers say that
@@ -315,6 +316,7 @@ class Inspection:
             uncompiled=data.get("uncompiled"),
             ready_seconds=data.get("ready_seconds", 0.0),
             on_epoch=data.get("on_epoch", False),
+            epoch_metrics=tuple(data.get("epoch_metrics", ())),
             endless=data.get("endless", False),
             scheduler_metric=data.get("scheduler_metric"),
             scheduler_span=data.get("scheduler_span"),

@@ -18,7 +18,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from weft.workload.entry import load_workload, unload
 from weft.workload.faults import NonFiniteLoss
 from weft.workload.randomness import seed_loading, seed_others, unit_key, update_key
 from weft.workload.units import Unit, named_state
-from weft.workload.workload import Workload, WorkloadError, asks_to_stop, weight_of
+from weft.workload.workload import EpochAnswer, Workload, WorkloadError, answer_of, weight_of
 
 StepFunction = Callable[[int, float], object]
 SharesFunction = Callable[[int], Sequence[float]]
@@ -124,8 +124,7 @@ class _Loop:
         self._training = Training(Rule.of(spec))
         self._metric = None if self._update is None else self._update.metric
         if self._held_out is None:
-            self._training.rule.check(())
-            value_for_scheduler(self._metric, {})
+            self._training.rule.check(workload.epoch_metrics, self._metric)
         self._stopped: str | None = None
         self._best: dict[str, torch.Tensor] | None = None
 
@@ -149,10 +148,16 @@ class _Loop:
                 before = self._state() if self._training.rule.keeps_best else None
                 if self._held_out is not None:
                     validations.append(self._validate(len(losses), epoch, self._held_out))
-                self._stopped = self._judge(epoch, len(losses), validations[-1] if validations else {})
-                if before is not None and self._training.take_best(validations[-1]):
+                validated = validations[-1] if self._held_out is not None else {}
+                answer = self._ask(epoch, len(losses), validated)
+                if own := {name: value for name, value in answer.values.items() if value is not None}:
+                    validations[len(validations) - bool(validated) :] = [validated | own]
+                values = {**validated, **answer.values}
+                stop = self._training.validated(epoch, values) if values else None
+                self._stopped = stop or (ON_EPOCH if answer.stops else None)
+                if before is not None and self._training.take_best(values):
                     self._best = before
-                self._step_scheduler(validations[-1] if validations else {})
+                self._step_scheduler(values)
             epoch += 1
         record = UpdateRecord() if self._update is None else self._update.record
         return ReferenceResult(
@@ -167,7 +172,7 @@ class _Loop:
             state=self._state(),
         )
 
-    def _step_scheduler(self, values: dict[str, float]) -> None:
+    def _step_scheduler(self, values: Mapping[str, float | None]) -> None:
         """One that takes a value of each epoch's validation."""
         value = value_for_scheduler(self._metric, values)
         if self._update is not None and value is not None:
@@ -176,15 +181,13 @@ class _Loop:
     def _state(self) -> dict[str, torch.Tensor]:
         return {name: each.detach().clone().cpu() for name, each in named_state([Unit(0, "", self._workload.model)])}
 
-    def _judge(self, epoch: int, step: int, values: dict[str, float]) -> str | None:
-        """Why training ends with the epoch; None to go on."""
-        loss = self._training.now.mean_loss
-        stop = self._training.validated(epoch, values) if values else None
-        if self._trains and self._workload.on_epoch is not None:
-            told = {"epoch": epoch, "step": step, "loss": loss, "validation": values}
-            stops = asks_to_stop(self._workload.on_epoch, told)
-            stop = stop or (ON_EPOCH if stops else None)
-        return stop
+    def _ask(self, epoch: int, step: int, values: dict[str, float]) -> EpochAnswer:
+        """The user's own function about the epoch."""
+        function, names = self._workload.on_epoch, self._workload.epoch_metrics
+        if not self._trains or function is None:
+            return EpochAnswer(stops=False, values={})
+        told = {"epoch": epoch, "step": step, "loss": self._training.now.mean_loss, "validation": values}
+        return answer_of(function, names, told)
 
     def _batches_of_epoch(self, epoch: int) -> tuple[torch.Tensor, ...]:
         return split(self._data.source.order(epoch, self._job.seed), self._job.batch_size)

@@ -165,10 +165,10 @@ class StopSection(Section):
     """When training ends before its last step: a value no longer improves, or it has had its time."""
 
     metric: str | None = Field(
-        default=None, description="a value that validations report, such as loss or accuracy; or give max_time alone"
+        default=None, description="a value that epochs report, such as loss or accuracy; or give max_time alone"
     )
     mode: Mode | None = Field(default=None, description="which is better; unset: min of loss, max of any other")
-    patience: int = Field(default=3, ge=1, le=MAX_COUNT, description="validations in a row without an improvement")
+    patience: int = Field(default=3, ge=1, le=MAX_COUNT, description="epochs in a row without an improvement")
     min_delta: float = Field(default=0.0, ge=0, allow_inf_nan=False, description="by how much it has to be better")
     max_time: str | None = Field(
         default=None, description="of training, beyond which it is given no further step: a number of s, min or h"

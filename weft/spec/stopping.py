@@ -29,15 +29,18 @@ class UnknownMetric(SpecError):
     def __init__(self, field: str, metric: str, reported: Iterable[str], otherwise: str) -> None:
         """reported: the names of what they do. otherwise: what to do where there are none."""
         names = ", ".join(reported)
-        remedy = f"validations report {names}; use one of these"
+        remedy = f"validations report {names}; use one of these, or name it in Workload.epoch_metrics"
         if not names:
-            remedy = f"the job has no validation; give Workload.validation, or {otherwise}"
+            remedy = (
+                "the job has no validation; give Workload.validation, or Workload.epoch_metrics with what your "
+                f"Workload.on_epoch returns, or {otherwise}"
+            )
         super().__init__(f"{field} = {metric!r:.80}: {remedy}")
 
 
-def value_for_scheduler(metric: str | None, values: Mapping[str, float]) -> float | None:
-    """Of a validation, or of the names that validations report. metric: that the job's scheduler takes; None where it
-    takes none. Errors: UnknownMetric."""
+def value_for_scheduler(metric: str | None, values: Mapping[str, float | None]) -> float | None:
+    """Of what an epoch has come to, or of the names that epochs report. metric: that the job's scheduler takes; None
+    where it takes none. Errors: UnknownMetric."""
     if metric is None or metric in values:
         return None if metric is None else values[metric]
     field, other = "Workload.scheduler_metric, for ReduceLROnPlateau,", "a scheduler that takes no measured value"
@@ -51,7 +54,7 @@ class Standing:
     best: float | None = None  # of `[stop] metric`, improved by min_delta each time; None before any number
     best_epoch: int = 0  # that had it, from 0
     kept: float | None = None  # the best of `[checkpoint] keep_best`
-    since: int = 0  # validations without an improvement on it
+    since: int = 0  # epochs that told it, without an improvement on it
     loss: float = 0.0  # sum over the samples of the epoch so far
     samples: int = 0  # of the epoch, so far
     seconds: float = 0.0  # of training
@@ -103,26 +106,32 @@ class Rule:
     def keeps_best(self) -> bool:
         return self.checkpoint is not None and self.checkpoint.keep_best is not None
 
-    def check(self, reported: Iterable[str]) -> None:
-        """reported: the names of what validations do. Errors: UnknownMetric."""
+    def check(self, reported: Iterable[str], scheduler_metric: str | None = None) -> None:
+        """reported: the names of what epochs do. scheduler_metric: as value_for_scheduler has it. Errors:
+        UnknownMetric."""
         names = list(reported)
+        value_for_scheduler(scheduler_metric, dict.fromkeys(names))
         stop = None if self.stop is None else self.stop.metric
         best = None if self.checkpoint is None else self.checkpoint.keep_best
         for field, metric in (("stop.metric", stop), ("checkpoint.keep_best", best)):
             if metric is not None and metric not in names:
                 raise UnknownMetric(field, metric, names, f"leave {field} out")
 
-    def is_best(self, standing: Standing, values: Mapping[str, float]) -> Standing | None:
-        """What is remembered of a validation that is better than all before; None of another."""
+    def is_best(self, standing: Standing, values: Mapping[str, float | None]) -> Standing | None:
+        """What is remembered of an epoch that is better than all before; None of another."""
         if self.checkpoint is None or self.checkpoint.keep_best is None:
             return None
+        mode = mode_of(self.checkpoint.keep_best, self.checkpoint.best)
         value = values[self.checkpoint.keep_best]
-        if not is_better(value, standing.kept, mode_of(self.checkpoint.keep_best, self.checkpoint.best)):
+        if value is None or not is_better(value, standing.kept, mode):
             return None
         return dataclasses.replace(standing, kept=value)
 
-    def validated(self, standing: Standing, epoch: int, values: Mapping[str, float]) -> tuple[Standing, str | None]:
-        """After the epoch's validation: what is remembered, and why training is to stop; None to go on.
+    def validated(
+        self, standing: Standing, epoch: int, values: Mapping[str, float | None]
+    ) -> tuple[Standing, str | None]:
+        """After the epoch's validation: what is remembered, and why training is to stop; None to go on. values: None
+        under a name that this epoch says nothing of, as if there had been none.
 
         Errors: UnknownMetric.
         """
@@ -130,7 +139,8 @@ class Rule:
         stop = self.stop
         if stop is None or stop.metric is None:
             return standing, None
-        value = values[stop.metric]
+        if (value := values[stop.metric]) is None:
+            return standing, None
         if is_better(value, standing.best, mode_of(stop.metric, stop.mode), stop.min_delta):
             return dataclasses.replace(standing, best=value, best_epoch=epoch, since=0), None
         standing = dataclasses.replace(standing, since=standing.since + 1)
@@ -183,13 +193,13 @@ class Training:
         """As it was kept."""
         return self._kept.get(iteration, Standing())
 
-    def validated(self, epoch: int, values: Mapping[str, float]) -> str | None:
+    def validated(self, epoch: int, values: Mapping[str, float | None]) -> str | None:
         """As Rule.validated."""
         self.now, stop = self.rule.validated(self.now, epoch, values)
         return stop
 
-    def take_best(self, values: Mapping[str, float]) -> bool:
-        """Whether a validation is better than all before."""
+    def take_best(self, values: Mapping[str, float | None]) -> bool:
+        """Whether an epoch is better than all before."""
         best = self.rule.is_best(self.now, values)
         if best is not None:
             self.now, self._best = best, max(self._kept, default=-1)
@@ -201,6 +211,17 @@ class Training:
         if stop is None or self.now.seconds < stop.max_seconds:
             return None
         return f"{stop.max_time} of training are over"
+
+
+def reported_names(validated: Iterable[str], told: Iterable[str]) -> list[str]:
+    """Of what epochs come to. validated: the names of what validations report. told: `Workload.epoch_metrics`. Errors:
+    SpecError for one that is both."""
+    names = list(validated)
+    for name in told:
+        if name in names:
+            raise SpecError(f"Workload.epoch_metrics: validations report {name!r:.80}, too; give it another name")
+        names.append(name)
+    return names
 
 
 def is_better(value: float, than: float | None, mode: Mode, by: float = 0.0) -> bool:

@@ -33,7 +33,7 @@ from weft.workload.optimizer import note_sparse
 from weft.workload.randomness import seed_all
 from weft.workload.start import begin
 from weft.workload.units import is_cut_by_calls
-from weft.workload.workload import Workload, WorkloadError, kind_of
+from weft.workload.workload import STOP, Workload, WorkloadError, kind_of
 
 LOADED_BEFORE = (
     "The same file has run in this process before, without this error: Weft runs a job's file, and calls its function, "
@@ -245,6 +245,7 @@ def _checked(workload: object, spec: JobSpec) -> Workload:
             f"Workload.scheduler_metric is {kind_of(workload.scheduler_metric)}; give 'loss', or the name of a metric"
         )
     _check_metrics(workload.metrics)
+    _check_epoch_metrics(workload)
     _check_loss_or_step(workload)
     for name in ("validate", "weight", "collate", "scheduler", "on_epoch"):
         optional = getattr(workload, name)
@@ -309,6 +310,21 @@ def _check_metrics(metrics: object) -> None:
         _check_function(metric, f"Workload.metrics[{name!r:.80}]")
     if "loss" in metrics:
         raise WorkloadError("Workload.metrics: 'loss' is always reported; give the metric another name")
+
+
+def _check_epoch_metrics(workload: Workload) -> None:
+    names: object = workload.epoch_metrics
+    if not isinstance(names, (list, tuple)):
+        raise WorkloadError(
+            f"Workload.epoch_metrics is {kind_of(names)}; give a list of the names that Workload.on_epoch returns"
+        )
+    for name in names:
+        if not isinstance(name, str) or not is_unicode(name):
+            raise WorkloadError(f"Workload.epoch_metrics: the name {name!r:.80} is no text; give one in UTF-8")
+        if name in ("loss", STOP, *workload.metrics) or names.count(name) > 1:
+            raise WorkloadError(f"Workload.epoch_metrics: {name!r:.80} stands for something else; give another name")
+    if names and workload.on_epoch is None:
+        raise WorkloadError("Workload.epoch_metrics is given without Workload.on_epoch, which returns them; give both")
 
 
 def _is_of_job(module: ModuleType, directory: Path) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,7 @@ MetricFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | float]
 StepFunction = Callable[[nn.Module, Any], Any]
 WeightFunction = Callable[[Any], float | torch.Tensor]
 CollateFunction = Callable[[list[Any]], Any]
-EpochFunction = Callable[[Mapping[str, Any]], str | None]
+EpochFunction = Callable[[Mapping[str, Any]], Mapping[str, Any] | str | None]
 SchedulerFactory = Callable[[torch.optim.Optimizer], LRScheduler]
 
 
@@ -67,7 +67,10 @@ class Workload:
     scheduler_metric: the value of the validation that a `ReduceLROnPlateau` takes: "loss", or a metric's name.
     on_epoch: called in one process after each epoch and its validation, with what it has come to: {"epoch": from 0,
         "step": training steps done, "loss": the mean over the epoch's training, "validation": {name: value}}. Returns
-        "stop" to end training there, or None.
+        "stop" to end training there, None, or {name: number} for the names in `epoch_metrics`, with "stop": True
+        among them to end it.
+    epoch_metrics: the names of what `on_epoch` returns of the whole model, beside what validations report: for
+        `[stop]`, `keep_best`, `scheduler_metric` and the logs. Of an epoch for which it returns none they say nothing.
     start: what the model begins with in place of what it has: the path of a safetensors file, or a state dict. Of it
         each worker reads the tensors of its own stages, one after another.
     """
@@ -87,6 +90,7 @@ class Workload:
     scheduler_every: Literal["step", "epoch"] = "step"
     scheduler_metric: str = "loss"
     on_epoch: EpochFunction | None = None
+    epoch_metrics: Sequence[str] = ()
     start: str | Path | Mapping[str, torch.Tensor] | None = None
 
     @property
@@ -96,14 +100,45 @@ class Workload:
         return {"loss": self.loss, **self.metrics}
 
 
-def asks_to_stop(function: EpochFunction, values: Mapping[str, Any]) -> bool:
-    """What `Workload.on_epoch` says of an epoch. Raises WorkloadError for another answer than it may give."""
+@dataclass(frozen=True, slots=True)
+class EpochAnswer:
+    """Of `Workload.on_epoch`."""
+
+    stops: bool
+    values: Mapping[str, float | None]  # of each of `Workload.epoch_metrics`; None where it has told none
+
+
+def answer_of(function: EpochFunction, names: Sequence[str], values: Mapping[str, Any]) -> EpochAnswer:
+    """What `Workload.on_epoch` says of an epoch. names: `Workload.epoch_metrics`. Raises WorkloadError for another
+    answer than it may give."""
     with within("in Workload.on_epoch"):
         answer = function(values)
-    if answer is not None and not (isinstance(answer, str) and answer == STOP):
+    if answer is None or (isinstance(answer, str) and answer == STOP):
+        return EpochAnswer(answer is not None, dict.fromkeys(names))
+    if not isinstance(answer, Mapping):
         told = repr(answer) if isinstance(answer, str) else kind_of(answer)
-        raise WorkloadError(f"Workload.on_epoch returned {told:.80}; it must return 'stop', or None to go on")
-    return answer is not None
+        raise WorkloadError(
+            f"Workload.on_epoch returned {told:.80}; it must return 'stop', None to go on, or a mapping with a number "
+            "for each name in Workload.epoch_metrics"
+        )
+    stops = answer.get(STOP, False)
+    if not isinstance(stops, bool):
+        raise WorkloadError(f"Workload.on_epoch returned 'stop' as {kind_of(stops)}; give True or False")
+    unknown, missing = ({*answer} - {STOP, *names}, {*names} - {*answer})
+    if unknown or missing:
+        listed = ", ".join(sorted(map(repr, unknown or missing)))
+        what = f"{listed:.160}, not in" if unknown else f"no {listed:.160} of"
+        raise WorkloadError(
+            f"Workload.on_epoch returned {what} Workload.epoch_metrics; let these be the names that it returns"
+        )
+    return EpochAnswer(stops, {name: _number(answer[name], name) for name in names})
+
+
+def _number(value: object, name: str) -> float:
+    if not isinstance(value, numbers.Real) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
+        shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else kind_of(value)
+        raise WorkloadError(f"Workload.on_epoch returned {name!r:.80} as {shape}; give a number, or a tensor of one")
+    return float(value)
 
 
 def weight_of(batch: Any, function: WeightFunction) -> float:

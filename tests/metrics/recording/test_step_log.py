@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from weft.metrics.recording.step_log import Step, StepLogError, StepLogReader, Validation, read_step_log
+from weft.metrics.recording.step_log import (
+    Logged,
+    Step,
+    StepLogError,
+    StepLogReader,
+    Validation,
+    logged_in,
+    read_step_log,
+)
+from weft.plan.itinerary import Itinerary
 
 
 def step(number: int, **changes: Any) -> dict[str, Any]:
@@ -72,3 +81,27 @@ def test_a_file_of_something_else_is_refused_by_its_line(tmp_path: Path, bad: st
     path.write_text(line(**step(1)) + bad)
     with pytest.raises(StepLogError, match=r"metrics\.jsonl, line 2, is no line of a step log"):
         read_step_log(path)
+
+
+def test_what_a_function_tells_of_an_epoch_stands_with_its_validation(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    whole = Itinerary(batch_size=2, num_train=4, num_validation=2, steps=4, forward_only=False)
+    assert logged_in(path, whole) == Logged()
+    lines = [
+        (step(1), Logged(1, 0)),
+        (step(2), Logged(2, 0)),
+        ({"step": 2, "epoch": 0, "validation": {"loss": 0.5}}, Logged(3, 0)),
+        ({"step": 2, "epoch": 0, "on_epoch": {"f1": 0.25}}, Logged(3, 1)),
+        (step(3) | {"epoch": 1}, Logged(4, 1)),
+        (step(4) | {"epoch": 1}, Logged(5, 1)),
+        ({"step": 4, "epoch": 1, "on_epoch": {"f1": None}}, Logged(6, 2)),
+    ]
+    for entry, logged in lines:
+        with path.open("a") as file:
+            file.write(line(**entry))
+        assert logged_in(path, whole) == logged
+    log = read_step_log(path)
+    assert [(each.step, dict(each.values)) for each in log.validations] == [
+        (2, {"loss": 0.5, "f1": 0.25}),
+        (4, {"f1": None}),
+    ]

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.metrics.accounts.task_times import STEPS, TaskTimes
 from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.itinerary import Itinerary
 from weft.plan.plan import Plan
 from weft.scheduler.runs import iteration_pace
 from weft.scheduler.runs.iteration_pace import LEAST, ROUNDING, SAMPLE, IterationPace, Pace
-from weft.scheduler.runs.task_times import STEPS, TaskTimes
 
 MILLISECOND = 1_000_000
 PlanOf = Callable[..., Plan]

@@ -21,7 +21,7 @@ from weft.plan.rows import packed_rows
 from weft.plan.tables import NO_MORE, Adjustment
 from weft.scheduler.adapting.policy import Verdict
 from weft.scheduler.core.events import EpochJudged, JobFaulted, JudgeEpoch, Snapshot
-from weft.scheduler.runs import run_directory
+from weft.scheduler.runs import judging, run_directory
 from weft.scheduler.runs.recording import keep_recording
 from weft.scheduler.runs.run import PlannedAttempt, Run
 from weft.scheduler.runs.run_directory import RunDirectory
@@ -283,7 +283,7 @@ def test_of_an_epochs_validation_the_job_is_told_what_its_scheduler_takes(tmp_pa
         for iteration in (2, 3):
             report(run, iteration, iteration * MAX_SECONDS, 2, {"loss": 2.0, "accuracy": 0.5})
             run.finish_iteration(iteration)
-        judged[metric] = run.judge_epoch(judge)
+        judged[metric] = judging.judge_epoch(run, judge)
         run.files.close()
     assert judged[None] == EpochJudged(job="digits-1", attempt=1, iteration=3)
     assert judged["accuracy"] == EpochJudged(job="digits-1", attempt=1, iteration=3, measured=0.5)

@@ -1,11 +1,12 @@
-"""Step log: `metrics.jsonl` of a run directory as values, a line for each training step and for each validation."""
+"""Step log: `metrics.jsonl` of a run directory as values, a line for each training step, for each validation, and for
+what the job's own function says of an epoch."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from weft.machine.run_file import cut, read, size
 from weft.plan.itinerary import Itinerary
 
 FILE: Final = "metrics.jsonl"
+_OF_EPOCH: Final = ("validation", "on_epoch")  # what lines of epochs hold
 MAX_LINE_BYTES: Final = 1 << 20  # a step has some 200, with a metric more or less
 MAX_BYTES: Final = 1 << 30  # of the file: seven million steps
 
@@ -37,7 +39,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """After so many steps: the mean of each metric over the validation data."""
+    """After so many steps: the mean of each metric over the validation data, or what the job's own function says."""
 
     step: int
     epoch: int
@@ -53,6 +55,9 @@ class StepLog:
         for entry in entries:
             if isinstance(entry, Step):
                 self.steps.append(entry)
+            elif self.validations and self.validations[-1].step == entry.step:
+                before = self.validations.pop()
+                self.validations.append(replace(before, values={**before.values, **entry.values}))
             else:
                 self.validations.append(entry)
 
@@ -103,28 +108,43 @@ class StepLogReader:
             raise StepLogError(f"{self._path}, line {self._num_lines}, is no line of a step log ({what})") from error
 
 
-def recorded_iterations(path: Path, itinerary: Itinerary) -> int:
-    """How many iterations of a job the log tells of, for who goes on with it; what is behind its last whole line goes.
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """What of a job a log tells, from its begin."""
+
+    iterations: int = 0
+    epochs: int = 0  # of which the job's own function has said what it says
+
+    def with_epoch(self, epoch: int) -> Logged:
+        return replace(self, epochs=max(self.epochs, epoch + 1))
+
+    def __or__(self, other: Logged) -> Logged:
+        return Logged(max(self.iterations, other.iterations), max(self.epochs, other.epochs))
+
+
+def logged_in(path: Path, itinerary: Itinerary) -> Logged:
+    """For who goes on with a job's log; what is behind its last whole line goes.
 
     Errors: OSError, StepLogError.
     """
     try:
         num_bytes = size(path)
     except FileNotFoundError:
-        return 0
+        return Logged()
     start = max(0, num_bytes - MAX_LINE_BYTES)
     data = read(path, MAX_LINE_BYTES, offset=start)
     whole = data[: data.rfind(b"\n") + 1]
     if len(whole) < len(data):
         cut(path, start + len(whole))
     if not whole:
-        return 0
+        return Logged()
     try:
-        last = _entry(json.loads(whole.splitlines()[-1]))
+        line = json.loads(whole.splitlines()[-1])
+        last = _entry(line)
     except (ValueError, KeyError, TypeError) as error:
         raise StepLogError(f"{path}: its last line is no line of a step log ({type(error).__name__})") from error
     behind = itinerary.validations_per_epoch if isinstance(last, Validation) else 0
-    return itinerary.update_of(last.step) + 1 + behind
+    return Logged(itinerary.update_of(last.step) + 1 + behind, last.epoch + ("on_epoch" in line))
 
 
 def loss_after(path: Path, step: int) -> float | None:
@@ -149,8 +169,8 @@ def read_step_log(path: Path) -> StepLog:
 
 
 def _entry(line: dict[str, Any]) -> Step | Validation:
-    if "validation" in line:
-        values = dict(line["validation"])
+    if (of_epoch := next((name for name in _OF_EPOCH if name in line), None)) is not None:
+        values = dict(line[of_epoch])
         _check_are(int, {"step": line["step"], "epoch": line["epoch"]})
         _check_are((int, float, type(None)), values)
         return Validation(step=line["step"], epoch=line["epoch"], values=values)

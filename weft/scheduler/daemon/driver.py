@@ -32,7 +32,7 @@ from weft.scheduler.daemon.replacing.estate import Estate
 from weft.scheduler.daemon.savers import Order, Savers
 from weft.scheduler.ledger.ledger import AsyncLedger, JobRow, Ledger
 from weft.scheduler.planning.plan_notes import lines_of_plan
-from weft.scheduler.runs.recording import keep_profiled
+from weft.scheduler.runs import judging, recording
 from weft.scheduler.runs.result import conclude, could_not_begin, details_of
 from weft.scheduler.runs.run import Changed, Run
 from weft.scheduler.runs.run_directory import RunDirectory, read_code, tidy
@@ -241,7 +241,7 @@ class Driver:
                 self.runs[command.job].note_replay(command)
                 self._exporter.add("weft_replays_total", result="same" if command.is_same else "different")
             case events.JudgeEpoch():
-                if (event := self.runs[command.job].judge_epoch(command)) is not None:
+                if (event := judging.judge_epoch(self.runs[command.job], command)) is not None:
                     self.feed(event)
                 else:  # the job's own function has to say
                     self._pool.send(command.worker, order_of(command, self.estate))
@@ -323,7 +323,7 @@ class Driver:
         assert attempt is not None
         self._metrics.iteration(attempt, iteration)
         if run.take_profiled():
-            self._begin_task("profile", run.job, keep_profiled(run))
+            self._begin_task("profile", run.job, recording.keep_profiled(run))
         self._measure(command.job, ticked=False)
         for event in run.take_due(time.monotonic()):
             self.feed(event)

@@ -19,6 +19,7 @@ from typing import Any, Final, get_args
 
 from weft.machine.proc import STOPPED, TRACED, state_of
 from weft.machine.stacks import stacks_of
+from weft.metrics.accounts.task_times import STEPS
 from weft.metrics.prometheus.exporter import Exporter
 from weft.scheduler.adapting.lane_state import LaneState
 from weft.scheduler.core import gates
@@ -28,7 +29,6 @@ from weft.scheduler.core.hangs import FIRST, Hang, HangCause, SeenLane, SeenWork
 from weft.scheduler.core.job import Job, Phase
 from weft.scheduler.daemon.pool import Pool
 from weft.scheduler.runs.run import Run
-from weft.scheduler.runs.task_times import STEPS
 from weft.transport.wire.frames import Message
 
 MAX_SECONDS: Final = 2.0  # that one look may add: they are a second apart, on a machine that keeps up

@@ -40,6 +40,7 @@ from weft.scheduler.core.events import (
 from weft.scheduler.core.job import Job, Phase
 from weft.scheduler.core.outcomes import CORRUPTED, OUT_OF_MEMORY
 from weft.scheduler.daemon.guard import Guard
+from weft.scheduler.runs import judging
 from weft.scheduler.runs.run import Run
 from weft.scheduler.runs.run_directory import CODE
 from weft.transport.wire.frames import Message
@@ -155,9 +156,9 @@ class Hearing:
             case "saved":
                 self._feed(ResultSaved(job=name, attempt=attempt))
             case "epoch":
-                if (judged := run.answered(stops=message["stop"])) is None:
+                if run.asked is None:
                     raise Garbled("epoch: it was not asked about one")
-                self._feed(judged)
+                self._feed(judging.answered(run, stops=message["stop"], told=message["values"]))
             case "released":
                 run.last_lines.pop(worker, None)
                 if run.attempt is not None:

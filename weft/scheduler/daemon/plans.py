@@ -173,7 +173,7 @@ class Plans:
         for line in found.refused:
             run.files.log(line)
         if found.checkpoint is not None:
-            run.recorded = max(run.recorded, found.recorded)
+            run.recorded |= found.recorded
             run.training.keep(found.checkpoint.iteration, found.standing)
             run.files.log(f"goes on from {found.checkpoint.path}")
         return found.checkpoint

@@ -55,9 +55,10 @@ from weft.scheduler.planning.rings import make_rings
 from weft.scheduler.planning.simulator import SimulationError, simulate
 from weft.scheduler.planning.working_window import largest_that_fits, smallest_as_good
 from weft.spec.admission import why_not_compiled
+from weft.spec.field_errors import SpecError
 from weft.spec.job_spec import JobSpec
 from weft.spec.schedule_text import MEASURED, schedule_title
-from weft.spec.stopping import Rule, UnknownMetric, value_for_scheduler
+from weft.spec.stopping import Rule, reported_names
 from weft.spec.strategy import Strategy
 from weft.spec.workers_needed import threads_of
 
@@ -291,12 +292,10 @@ def _checkpoints(spec: JobSpec, itinerary: Itinerary) -> dict[str, Any]:
 
 def _is_judged(spec: JobSpec, inspection: Inspection) -> bool:
     """Whether it is looked at what each epoch has come to. Errors: PlanError, where that cannot be."""
-    rule = Rule.of(spec)
-    reported = dict.fromkeys(("loss", *inspection.metrics) if inspection.num_validation else (), 0.0)
+    rule, validated = Rule.of(spec), ("loss", *inspection.metrics) if inspection.num_validation else ()
     try:
-        rule.check(reported)
-        value_for_scheduler(inspection.scheduler_metric, reported)
-    except UnknownMetric as error:
+        rule.check(reported_names(validated, inspection.epoch_metrics), inspection.scheduler_metric)
+    except SpecError as error:
         raise PlanError(str(error)) from error
     return rule.judges or inspection.on_epoch or inspection.scheduler_metric is not None
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from weft.metrics.accounts.accounting import JobAccount
 from weft.metrics.accounts.overlap import OverlapAccount
 from weft.metrics.accounts.stops import Stops
+from weft.metrics.accounts.task_times import TaskTimes
 from weft.metrics.accounts.waits import WaitAccount
 from weft.metrics.prometheus.declared import METRICS
 from weft.metrics.prometheus.histogram import Observations
@@ -21,7 +22,6 @@ from weft.plan.kinds import FIRST_STALL, KINDS, MODE_INDEX
 from weft.plan.plan import Plan
 from weft.plan.rows import packed_rows, unpack
 from weft.scheduler.runs.reported_rows import ReportedRows
-from weft.scheduler.runs.task_times import TaskTimes
 from weft.scheduler.runs.transfers import Transfers
 
 _MICROBATCH_EDGES = next(metric.buckets for metric in METRICS if metric.name == "weft_microbatch_seconds")

@@ -20,7 +20,7 @@ from weft.machine.checkpoint_files import (
     set_refused_aside,
 )
 from weft.metrics.recording.step_log import FILE as METRICS
-from weft.metrics.recording.step_log import StepLogError, loss_after, recorded_iterations
+from weft.metrics.recording.step_log import Logged, StepLogError, logged_in, loss_after
 from weft.plan.plan import Plan
 from weft.plan.tables import Adjustment
 from weft.scheduler.core.events import Snapshot
@@ -34,7 +34,7 @@ from weft.spec.stopping import Standing
 class Found:
     checkpoint: Snapshot | None  # the job's own newest, or the one that its spec names
     standing: Standing = field(default_factory=Standing)  # of training, with it
-    recorded: int = 0  # iterations whose lines are in the step log
+    recorded: Logged = field(default_factory=Logged)  # in the step log
     refused: list[str]  # why newer ones are not used
 
 
@@ -67,10 +67,10 @@ def find_checkpoint(run: Run, plan: Plan) -> Found:
     adjusted = _adjusted_by(newest, iteration, plan, told) if is_own else ()  # another job may be another strategy's
     checkpoint = Snapshot(iteration=iteration, path=str(newest.path), adjusted=adjusted)
     try:
-        recorded = recorded_iterations(run.files.path / METRICS, plan.itinerary)
+        recorded = logged_in(run.files.path / METRICS, plan.itinerary)
     except (OSError, StepLogError) as error:
         told.append(f"{error}; the log of steps goes on behind it")
-        recorded = 0
+        recorded = Logged()
     return Found(checkpoint=checkpoint, standing=_standing_of(newest, told), recorded=recorded, refused=told)
 
 

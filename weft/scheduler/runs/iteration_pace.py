@@ -21,10 +21,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from weft.metrics.accounts.task_times import TaskTimes
 from weft.plan.kinds import KINDS
 from weft.plan.plan import Plan
 from weft.scheduler.planning.limit import speed_limit
-from weft.scheduler.runs.task_times import TaskTimes
 
 SAMPLE: Final = 127  # steps. With fewer a slow moment of the machine is in the median
 LEAST: Final = 8  # steps; arbitrary: of eight, one that a program beside it has slowed is not in the median

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +36,8 @@ class Progress:
         self.step = plan.itinerary.at(begins).step if begins else 0  # training steps that are done
         self.loss: float | None = before.loss if before else None  # of the newest one, as the next
         self.learning_rate: float | None = before.learning_rate if before else None
-        self.validation: dict[str, float] | None = before.validation if before else None  # means of the newest whole
+        self.means: dict[str, float] | None = before.means if before else None  # of the newest whole validation
+        self._told_of_epoch: Mapping[str, float] = before._told_of_epoch if before else {}  # by the job's function
         self.pace = IterationPace(plan)
         self.history: History = before.history if before else History()
         self._told: int = before._told if before else -1  # the last iteration that the history has
@@ -49,6 +51,12 @@ class Progress:
         # Of the validation that is on its way: each batch's means, and what they count, which is divided by all of it
         # before it is multiplied, as in the plain loop.
         self._validating: list[tuple[dict[str, float], float]] = []
+
+    @property
+    def validation(self) -> dict[str, float] | None:
+        """What the newest epoch has come to, as far as it is known; None before any."""
+        is_none = self.means is None and not self._told_of_epoch
+        return None if is_none else {**(self.means or {}), **self._told_of_epoch}
 
     @property
     def steps_left(self) -> int:
@@ -110,16 +118,20 @@ class Progress:
         if not iteration.last_of_validation:
             return {}
         total = sum(weight for _, weight in self._validating) if weighs else self._itinerary.num_validation
-        self.validation = {}
+        self.means = {}
         for means, weight in self._validating:
             for name, value in means.items():
                 part = value * (weight / total) if weight else 0.0
-                self.validation[name] = self.validation.get(name, 0.0) + part
-        self._validating = []
+                self.means[name] = self.means.get(name, 0.0) + part
+        self._validating, self._told_of_epoch = [], {}
         if iteration.index > self._told:
             self._told = iteration.index
-            self.history.add_validation(self.step, self.validation.get("loss"))
-        return {"step": self.step, "epoch": iteration.epoch, "validation": self.validation}
+            self.history.add_validation(self.step, self.means.get("loss"))
+        return {"step": self.step, "epoch": iteration.epoch, "validation": self.means}
+
+    def tell(self, values: Mapping[str, float]) -> None:
+        """What the job's own function says of the epoch that is over."""
+        self._told_of_epoch = values or self._told_of_epoch
 
     def take_news(self) -> dict[str, Any] | None:
         """What a follower shows, over the time since the last call; None if no step came since."""

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 from weft.metrics.recording.recording import PlannedSpan
+from weft.metrics.recording.step_log import Logged
 from weft.plan.course import Course
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import FIRST_STALL, MODE_INDEX
@@ -36,8 +37,6 @@ from weft.scheduler.adapting.policy import Policy, Verdict
 from weft.scheduler.adapting.switching import Switching
 from weft.scheduler.core.events import (
     CheckpointDue,
-    EpochJudged,
-    JobFaulted,
     JudgeEpoch,
     RecordReplay,
     ReplayDue,
@@ -55,7 +54,7 @@ from weft.scheduler.runs.snapshot_pace import LEAST_SECONDS, ReplayPace, Snapsho
 from weft.spec.job_spec import JobSpec
 from weft.spec.job_state import JobState
 from weft.spec.schedule_text import GRID_FILE, MEASURED
-from weft.spec.stopping import ON_EPOCH, Rule, Training, UnknownMetric, value_for_scheduler
+from weft.spec.stopping import Rule, Training
 
 CHOSEN = "strategy.json"  # of a job whose strategy was chosen: which
 MAX_LAST_LINES, MAX_LAST_CHARS = 3, 400  # of a worker's output, for the report of its loss; arbitrary: the log has all
@@ -208,13 +207,13 @@ class Run:
     hang: str | None = None  # that nothing of it ends any more, and why, while that is so
     changed: Changed = field(default_factory=Changed)  # on its state, log or progress
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by who writes the recording
-    recorded: int = 0  # iterations whose lines are written
+    recorded: Logged = field(default_factory=Logged)
     last_lines: dict[str, str] = field(default_factory=dict)  # that the job's code printed, by worker, in this attempt
     stopped: str | None = None  # why it has ended before its last step
     training: Training = field(init=False)  # how it stands
     replays: ReplayPace | None = None  # of one whose strategy has them, once it trains
     epoch: dict[str, Any] = field(default_factory=dict)  # the newest that is over: what the job's function is told
-    asked: EpochJudged | None = None  # while that function is asked: what comes of it if it does not stop the job
+    asked: JudgeEpoch | None = None  # while that function is asked
 
     def __post_init__(self) -> None:
         self.training = Training(Rule.of(self.spec))
@@ -236,7 +235,7 @@ class Run:
         before = self.attempt.progress if begins and self.attempt is not None else None
         if begins == 0:
             self.files.start_over()
-            self.recorded = 0
+            self.recorded = Logged()
         self.files.keep("plan.json", json.dumps(plan.describe(workers), indent=1) + "\n")
         if self.spec.strategy.schedule == MEASURED and (grid := planned_grid(plan)) is not None:
             self.files.keep(GRID_FILE, grid)
@@ -292,9 +291,9 @@ class Run:
         self._note_training(attempt, iteration, line)
         if self.first_iteration_seconds is None and attempt.progress.ended_ns is not None:
             self.first_iteration_seconds = (attempt.progress.ended_ns - self.taken_ns) / 1e9
-        if index < self.recorded:
+        if index < self.recorded.iterations:
             return iteration
-        self.recorded = index + 1
+        self.recorded = replace(self.recorded, iterations=index + 1)
         if line:
             self.files.step(json.dumps(finite(line)) + "\n")
         if "validation" in line:
@@ -343,34 +342,6 @@ class Run:
             yield CheckpointDue(**about)
         if (reason := self.training.time_up()) is not None:
             yield StopRequested(**about, reason=reason)
-
-    def judge_epoch(self, command: JudgeEpoch) -> EpochJudged | JobFaulted | None:
-        """What comes of the epoch that is over; None where the job's own function is to be asked about it."""
-        attempt = self.attempt
-        assert attempt is not None
-        itinerary = attempt.plan.itinerary
-        values = (attempt.progress.validation or {}) if itinerary.num_validation else {}
-        epoch, step = itinerary.at(command.iteration).epoch, itinerary.steps_done(command.iteration + 1)
-        self.epoch = {"epoch": epoch, "step": step, "loss": self.training.now.mean_loss, "validation": values}
-        about = _About(job=command.job, attempt=command.attempt)
-        try:
-            stop = self.training.validated(epoch, values)
-            measured = value_for_scheduler(attempt.plan.scheduler_metric, values)
-        except UnknownMetric as error:
-            return JobFaulted(**about, reason="invalid-plan", message=str(error), exit_code=2)
-        is_best = attempt.plan.keeps_best and self.training.take_best(values)
-        judged = EpochJudged(**about, iteration=command.iteration, stop=stop, is_best=is_best, measured=measured)
-        if not attempt.plan.on_epoch:
-            return judged
-        self.asked = judged
-        return None
-
-    def answered(self, *, stops: bool) -> EpochJudged | None:
-        """What comes of the epoch that the job's function was asked about; None where it was not."""
-        judged, self.asked = self.asked, None
-        if judged is None or judged.stop is not None or not stops:
-            return judged
-        return replace(judged, stop=ON_EPOCH)
 
     def note_exception(self, name: str) -> None:
         """What the user's code raised; the first counts, others follow from it."""

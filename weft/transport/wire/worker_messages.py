@@ -187,6 +187,7 @@ class _Facts(TypedDict):
     without_gpus: NotRequired[str | None]
     unsaved: str | None
     on_epoch: bool
+    epoch_metrics: NotRequired[list[str]]
     endless: NotRequired[bool]
     scheduler_metric: str | None
     scheduler_span: NotRequired[_Whole | None]
@@ -238,6 +239,7 @@ class _Epoch(_OfJob):
     """What the job's function says of the epoch that it was asked about."""
 
     stop: bool
+    values: dict[str, float | None]
 
 
 class _Text(_OfJob):

@@ -320,6 +320,7 @@ def _inspected(
         **steps,
         "weighted": workload.weight is not None,
         "on_epoch": learns and workload.on_epoch is not None,
+        "epoch_metrics": list(workload.epoch_metrics) if learns else [],
         **scheduler_facts(workload, scheduler),
         "batch_modules": _batch_modules(workload.model),
         "lost_attributes": attributes.lost() if learns else [],

@@ -44,7 +44,7 @@ from weft.workers.snapshots.saved import Saved
 from weft.workers.snapshots.whole_model import WholeModel
 from weft.workload.data.batches import Batches
 from weft.workload.entry import load_workload
-from weft.workload.workload import Workload, asks_to_stop
+from weft.workload.workload import EpochAnswer, Workload, answer_of
 
 
 class Attempt:
@@ -68,7 +68,7 @@ class Attempt:
         """begins: the first iteration. snapshots: where they go. saved: what training goes on from. tell: which of them
         lacks a part, and what tasks make that is compared. again: as of ModelParts; unset, it loads the job again."""
         self.device, self.course = device, Course(view, begins)
-        self.num_tasks, self._on_epoch = view.num_tasks, workload.on_epoch
+        self.num_tasks, self._asked = view.num_tasks, (workload.on_epoch, workload.epoch_metrics)
         self._whole = WholeModel(workload, view, on_host=isinstance(device, Accelerator))
         self._waits, self._wakes, self.is_adjusted = view.waits, view.wakes, view.is_adjusted
         self.reports_iterations = spec.strategy.recovery == "iteration"
@@ -174,16 +174,17 @@ class Attempt:
         for board in self._boards_to_abort:
             board.abort()
 
-    def ask(self, values: Mapping[str, Any], arenas: Iterable[str]) -> bool:
-        """Whether the user's function ends training, of what an epoch has come to. arenas: that would be saved. Errors:
+    def ask(self, values: Mapping[str, Any], arenas: Iterable[str]) -> EpochAnswer:
+        """What the user's function says of what an epoch has come to. arenas: that would be saved. Errors:
         WorkloadError, and those of Directory."""
-        assert self._on_epoch is not None
+        function, names = self._asked
+        assert function is not None
         state = {name: tensor for arena in arenas for name, tensor in self._directory.find(arena).items().items()}
         with ExitStack() as stack:
             for cut in self._parts.cuts:
                 stack.enter_context(cut.lifted())
             stack.enter_context(self._whole.shown(state, training=not values["validation"]))
-            return asks_to_stop(self._on_epoch, values)
+            return answer_of(function, names, values)
 
     def hand_memory_on(self) -> None:
         """To the directory that has taken the place of one that died. Errors: those of Directory."""

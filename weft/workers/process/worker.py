@@ -332,8 +332,8 @@ class _Worker:
     def _ask(self, message: Message) -> None:
         """The user's function, about an epoch; in the main thread, whose lane waits for what comes of it."""
         assert self._attempt is not None
-        stops = self._attempt.ask(message["values"], message["arenas_to_save"])
-        self._send({"type": "epoch", **self._job, "stop": stops})
+        answer = self._attempt.ask(message["values"], message["arenas_to_save"])
+        self._send({"type": "epoch", **self._job, "stop": answer.stops, "values": dict(answer.values)})
 
     def _hand_memory_on(self, attempt: Attempt | None, message: Message) -> None:
         """A thread of its own."""
