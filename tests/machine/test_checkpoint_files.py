@@ -288,6 +288,13 @@ def test_refused_ones_are_set_aside_by_who_goes_on_from_the_one_before(tmp_path:
         check_is_whole(tmp_path, (step,))
 
 
+@pytest.mark.parametrize("named", ["manifest.json", "manifest.json/beneath"])
+def test_a_file_is_no_checkpoint_and_nobody_is_told_to_remove_it(tmp_path: Path, named: str) -> None:
+    path = write(tmp_path, 7) / named
+    with pytest.raises(CheckpointError, match=f"^{path} is no checkpoint, .*; give a directory of RUN/checkpoints"):
+        read_manifest(path)
+
+
 def test_other_names_are_no_checkpoints(tmp_path: Path) -> None:
     path = write(tmp_path, 7)
     for name in ("step-", "step-x", "step--1", "other"):

@@ -74,13 +74,13 @@ def read_manifest(path: Path) -> Checkpoint:
         step, training, standing = int(told["step"]), dict(told["training"]), dict(told.get("standing", {}))
         adjusted = dict(told.get("adjusted", {}))  # not there before it was kept
         counted = bool(told.get("counted", True))  # the same
-    except FileNotFoundError:
+    except (FileNotFoundError, RunFileError) as error:
+        if isinstance(error, RunFileError) and path.is_dir():
+            raise CheckpointError(str(error)) from error
         raise CheckpointError(
             f"{path} is no checkpoint, nor a run that has one; give a directory of RUN/checkpoints, such as "
             "RUN/checkpoints/latest"
         ) from None
-    except RunFileError as error:
-        raise CheckpointError(str(error)) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
     if step < 0 or any(Path(name).name != name or name.startswith(".") for name in files):

@@ -135,6 +135,8 @@ def test_what_is_no_recording_is_told_by_its_path(run_directory: Path, verb: str
         (file, f"{file} is no recording"),
         (run_directory / "gone", f"{run_directory / 'gone'} is not there; give a job's id, or the path of a recording"),
         (run_directory.parent, f"{run_directory.parent / 'recording.msgpack'} is not there; give a job's id"),
+        (file / "in", f"{file / 'in'} is not there; give a job's id"),
+        ("/dev/null", "/dev/null is no file; give a job's id"),
     ):
         done = weft(verb, path, "-o", "file.svg")
         assert (done.exit_code, done.stdout) == (2, "")

@@ -144,9 +144,10 @@ def file_of(source: str) -> Path | None:
 
 
 def _load(path: Path) -> Recording:
-    recording = _load_if_there(path)
+    recording = _load_if_there(path) if path.is_file() else None
     if recording is None:
-        leave(USAGE, f"{path} is not there; give a job's id, or the path of a recording.msgpack")
+        why = "is no file" if path.exists() else "is not there"
+        leave(USAGE, f"{path} {why}; give a job's id, or the path of a recording.msgpack")
     return recording
 
 
