@@ -200,6 +200,26 @@ def test_source_from_another_directory_is_known_as_the_jobs_too(
     monkeypatch.delitem(sys.modules, "weft_test_layers")
 
 
+def test_nested_folders_without_an_init_are_forgotten_whichever_goes_first(write: Write, tmp_path: Path) -> None:
+    path = tmp_path / "parts" / "models" / "blocks" / "deep" / "net.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("HIDDEN = 7\n")
+    spec, before = write(f"from parts.models.blocks.deep.net import HIDDEN\n{SOURCE}"), set(sys.modules)
+    for _ in range(2):
+        load_workload(spec)
+        assert path in files_of_job(spec, before)
+        unload(spec, before)
+        assert [name for name in sys.modules if name.startswith("parts")] == []
+
+
+def test_a_folder_whose_parent_the_jobs_code_has_taken_away_is_no_error(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "parts" / "models").mkdir(parents=True)
+    spec, before = write(f"import sys, parts.models\ndel sys.modules['parts']\n{SOURCE}"), set(sys.modules)
+    load_workload(spec)
+    assert files_of_job(spec, before) == [spec.entry_file]
+    unload(spec, before)
+
+
 def test_an_entry_file_that_fails_to_import_leaves_no_module_behind(write: Write) -> None:
     before = set(sys.modules)
     with pytest.raises(ZeroDivisionError):

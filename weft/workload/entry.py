@@ -108,9 +108,9 @@ def unload(spec: JobSpec, before: Collection[str]) -> None:
         sys.argv = _own_argv.pop()
     directory = Path(spec.directory).resolve()
     sys.modules.pop(_module_name(spec.entry_file), None)
-    for name in set(sys.modules) - set(before):
-        if name.partition(".")[0] != "weft" and _is_of_job(sys.modules[name], directory):
-            del sys.modules[name]
+    names = [name for name in set(sys.modules) - set(before) if name.partition(".")[0] != "weft"]
+    for name in [name for name in names if _is_of_job(sys.modules[name], directory)]:  # a namespace asks its parent
+        del sys.modules[name]
 
 
 def load_again(before: Collection[str], spec: JobSpec) -> Workload:
@@ -355,5 +355,8 @@ def _is_foreign(name: str) -> bool:
 def _locations(module: ModuleType) -> list[Path]:
     """The file of a module, or the directories of a namespace package, which has none."""
     file = getattr(module, "__file__", None)
-    paths = [Path(path) for path in ([file] if file else getattr(module, "__path__", ()))]
+    try:
+        paths = [Path(path) for path in ([file] if file else getattr(module, "__path__", ()))]
+    except KeyError:  # a namespace whose parent the user's code has taken away
+        return []
     return [path for path in paths if path.is_absolute()]  # torch.ops and its like name files that are nowhere
