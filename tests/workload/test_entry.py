@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,23 @@ def test_a_relative_import_is_told_with_the_names_that_a_jobs_file_can_import(
     with pytest.raises(ImportError) as caught:
         load_workload(write(f"workload = 0\n{begin}from .net import Net"))
     assert fault_of(caught.value).message.endswith(f"parent package\n{RELATIVE_IMPORT.format(directory=tmp_path)}\n")
+
+
+@pytest.mark.parametrize("file", ["jobs/train.py", "jobs/__init__.py", "jobs/deep/train.py"])
+def test_a_file_in_a_folder_imports_as_a_module_of_that_package(write: Write, tmp_path: Path, file: str) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    (path.parent / "net.py").write_text("HIDDEN = 7\n")
+    (tmp_path / "jobs" / "root.py").write_text("ABOVE = 1\n")
+    above = ".." if "deep" in file else "."
+    path.write_text(f"{SOURCE}\nfrom .net import HIDDEN\nfrom {above} import root\nassert root.ABOVE\n")
+    with warnings.catch_warnings(action="error"):
+        workload = load_workload(spec := write(entry=f"{file}:workload"))
+    assert isinstance(workload, Workload)
+    assert path.parent / "net.py" in files_of_job(spec, ())
+    before = set(sys.modules)
+    unload(spec, ())
+    assert {name for name in before - set(sys.modules) if name.partition(".")[0] == "jobs"} >= {"jobs", "jobs.root"}
 
 
 def test_another_import_that_fails_says_all_itself(write: Write) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import sys
@@ -40,9 +41,10 @@ LOADED_BEFORE = (
     "several times in a process. Where the error comes of that, let what can be done but once look whether it is done"
 )
 RELATIVE_IMPORT = (
-    "Weft runs a job's file by itself, as `python FILE` does, so of no package: write `from MODULE import`, where "
-    "names begin in the job's directory, {directory}. For `from PACKAGE.MODULE import` let that be the directory which "
-    "has the package in it: `weft init PACKAGE.MODULE:FUNCTION`, called there, writes a job file for it"
+    "Weft runs a job's file as `python FILE` does, and the job's directory is {directory}, so the file is of no "
+    "package. Write `from MODULE import`, or let that be the directory which has the package in it: `weft init "
+    "PACKAGE.MODULE:FUNCTION`, called there, writes such a job file, and weft.run makes such a job of a function that "
+    "is imported from a package"
 )
 _CALLED_WITH = {
     "optimizer": ("parameters",),
@@ -80,7 +82,7 @@ def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
     sys.argv = [str(spec.entry_file)]
     with _import_settings(spec.directory), numbered(sink), _once_more(spec):
         seed_all(spec.job.seed)
-        function = _entry_function(spec, _import_entry(spec.entry_file))
+        function = _entry_function(spec, _import_entry(spec.entry_file, _package_of(spec)))
         _check_arguments(function, spec)
         seed_all(spec.job.seed)
         result = function(**spec.job.args)
@@ -162,7 +164,7 @@ def _once_more(spec: JobSpec) -> Iterator[None]:
     """Tells of an error that a load before it, of the same file and arguments in this process, did not have."""
     path = spec.entry_file
     found = path.stat()
-    state = found.st_mtime_ns, found.st_size, found.st_ino, repr(spec.job.args)
+    state = found.st_mtime_ns, found.st_size, found.st_ino, spec.directory, repr(spec.job.args)
     try:
         yield
     except NeedsValuesError:  # it is loaded once more for that
@@ -177,12 +179,31 @@ def _once_more(spec: JobSpec) -> Iterator[None]:
     _newest[path] = state
 
 
-def _import_entry(path: Path) -> ModuleType:
+class _OwnName(importlib.machinery.ModuleSpec):
+    """Of a file that is loaded by a name of ours, and whose relative imports are those of its package."""
+
+    package = ""
+
+    @property
+    def parent(self) -> str:
+        return self.package
+
+
+def _package_of(spec: JobSpec) -> str:
+    """By the folders between the job's directory and the entry's file; "" of one in the directory itself."""
+    try:
+        folders = spec.entry_file.relative_to(spec.directory).parent.parts
+    except ValueError:
+        return ""
+    return ".".join(folders) if all(map(str.isidentifier, folders)) else ""
+
+
+def _import_entry(path: Path, package: str) -> ModuleType:
     name = _module_name(path)
-    module_spec = importlib.util.spec_from_file_location(name, path)
-    assert module_spec is not None  # JobSpec lets only names in .py pass
-    assert module_spec.loader is not None
+    module_spec = _OwnName(name, importlib.machinery.SourceFileLoader(name, str(path)), origin=str(path))
+    module_spec.has_location, module_spec.package = True, package
     module = importlib.util.module_from_spec(module_spec)
+    assert module_spec.loader is not None
     sys.modules[name] = module  # before it runs: dataclasses and pickle look themselves up there
     with contextlib.ExitStack() as undoing:
         undoing.callback(sys.modules.pop, name, None)
