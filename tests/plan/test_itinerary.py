@@ -52,6 +52,17 @@ def test_two_epochs_with_ragged_batches_go_as_the_module_draws_them() -> None:
     assert [each.index for each in iterations if each.last_of_validation] == [4, 9]
 
 
+@given(itineraries())
+def test_a_step_has_as_many_samples_as_its_iterations_have(about: Itinerary) -> None:
+    """`weft top` told the samples/s of whole batches alone, twice as many as there were with 101 samples in batches of
+    100."""
+    epoch = [each.size for each in walk(about) if each.training and each.epoch == 0]
+    assert about.full_batch >= max(epoch)
+    if about.steps >= about.steps_per_epoch:
+        assert about.samples_per_step == sum(epoch) / len(epoch)
+        assert about.full_batch == max(epoch)
+
+
 def test_an_epoch_of_so_many_steps_has_whole_batches_alone() -> None:
     about = Itinerary.of(num_train=25, num_validation=1, batch_size=10, epochs=2, steps=None, steps_per_epoch=4)
     iterations = walk(about)

@@ -82,6 +82,16 @@ class Itinerary:
         return -(-self.num_train // self.batch_size)
 
     @property
+    def full_batch(self) -> int:
+        """Samples of a whole batch: as many as there are at the most."""
+        return min(self.batch_size, self.num_train)
+
+    @property
+    def samples_per_step(self) -> float:
+        """On average: the last batch of an epoch has what is left."""
+        return self.num_train / self.steps_per_epoch
+
+    @property
     def validations_per_epoch(self) -> int:
         return -(-self.num_validation // self.batch_size)
 

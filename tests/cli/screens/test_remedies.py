@@ -80,7 +80,7 @@ def setups(draw: st.DrawFn) -> tuple[JobSpec, Setup]:
     strategy = (
         draw(st.fixed_dictionaries({}, optional=given_axes)) | cut | ({} if several is None else {"replicas": several})
     )
-    batch_size, num_train = draw(st.sampled_from([(1, 1), (8, 8), (32, 1000), (100, 120)]))
+    batch_size, num_train = draw(st.sampled_from([(1, 1), (8, 8), (32, 1000), (100, 120), (500, 8)]))
     try:
         spec = JobSpec.parse(
             {"job": {"entry": "a.py:b", "steps": 1, "batch_size": batch_size}, "strategy": strategy, "directory": "/"}
@@ -131,8 +131,9 @@ def test_every_alternative_of_every_remedy_is_another_spec_that_is_one(kind: str
         for replica in changed.strategy.replica_list:
             assert int((replica.split or [0])[-1]) < UNITS
             assert has_grid(changed.strategy, replica)
-        assert max(changed.strategy.microbatch_counts) <= max(spec.job.batch_size, *spec.strategy.microbatch_counts)
+        assert max(changed.strategy.microbatch_counts) <= max(setup.batch_size, *spec.strategy.microbatch_counts)
         assert changed.job.batch_size <= max(setup.num_train, spec.job.batch_size)
+        assert setup.batch_size <= setup.num_train
     for axis in ("split", "window"):
         if f"{axis} unset" in remedy.text:
             assert any(getattr(each, axis, None) is not None for each in (spec.strategy, setup.replica(number)))

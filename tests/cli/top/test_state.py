@@ -33,7 +33,7 @@ def shown(seconds: float, name: str = "a", **changes: Any) -> dict[str, Any]:
     lane = {"wall_seconds": seconds, "residual_seconds": 0.0, "modes": {"forward": 0.5 * seconds, "idle": seconds / 2}}
     time = {"lanes": {"cpu-0/compute": lane}, "stalls": [], "bubble_ratio": 0.0, "imbalance": 0.0}
     told = {"job": name, "state": "running", "step": 10 * seconds, "steps": 1000, "time": time}
-    return told | {"spec": {"job": {"batch_size": 32}}, "overlap": {}, "plan": {}} | changes
+    return told | {"overlap": {}, "plan": {"samples_per_step": 32.0}} | changes
 
 
 def sample(at: float, told: dict[str, Any] | None, pid: int = 1) -> Sample:

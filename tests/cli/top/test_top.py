@@ -62,8 +62,8 @@ def shown(seconds: float, step: int = 120) -> dict[str, Any]:
     stall = {"lane": "cpu-0/compute", "cause": "data", "task": "LOAD(0,0)", "on": "loader-0/load"}
     stalls = [stall | {"seconds": 0.25 * seconds}]
     report = {"lanes": {"cpu-0/compute": lane}, "stalls": stalls, "bubble_ratio": 0.0, "imbalance": 0.0}
-    spec = {"job": {"batch_size": 100}}
-    return JOB | UNKNOWN | {"time": report, "step": step, "spec": spec, "iteration_seconds": 0.025}
+    plan = {"samples_per_step": 100.0}
+    return JOB | UNKNOWN | {"time": report, "step": step, "plan": plan, "iteration_seconds": 0.025}
 
 
 ANSWERS = {

@@ -36,8 +36,8 @@ class Setup:
 
     strategy: Strategy
     stages: Sequence[Message]  # as the plan's summary has them
-    batch_size: int
-    num_train: int  # samples of an epoch
+    batch_size: int  # as many samples as there are at the most
+    num_train: int  # samples of a pass over the data
     streams: bool = False  # of whose data one loader draws items one after another
 
     @classmethod
@@ -48,7 +48,7 @@ class Setup:
         return cls(
             strategy=Strategy.model_validate(plan["strategy"]),
             stages=plan["stages"],
-            batch_size=plan["batch_size"],
+            batch_size=min(plan["batch_size"], plan["num_train"]),
             num_train=plan["num_train"],
             streams=plan.get("streams", False),
         )

@@ -221,10 +221,10 @@ def _pace(before: Sample | None, after: Sample) -> _Pace:
     if grown <= 0 or after.at <= before.at:
         return _Pace()
     rate = grown / (after.at - before.at)
-    batch_size = ((shown.get("spec") or {}).get("job") or {}).get("batch_size")
+    samples = (shown.get("plan") or {}).get("samples_per_step")
     return _Pace(
         steps_per_second=rate,
-        samples_per_second=rate * batch_size if batch_size else None,
+        samples_per_second=rate * samples if samples else None,
         eta_seconds=(shown["steps"] - shown["step"]) / rate if shown["steps"] else None,
     )
 

@@ -40,7 +40,7 @@ class ReplicaPace:
 
     def __init__(self, plan: Plan) -> None:
         self._num_replicas = len(plan.replicas)
-        self._batch_size = min(plan.itinerary.batch_size, plan.itinerary.num_train)
+        self._batch_size = plan.itinerary.full_batch
         self._computing = {
             task.id: (task.holder.replica, task.microbatch)
             for task in plan.graph.tasks

@@ -50,7 +50,7 @@ class Shares:
 class AdaptiveShares(IterationPolicy[ReplicaMeasurement]):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
-        self._batch_size = min(plan.itinerary.batch_size, plan.itinerary.num_train)
+        self._batch_size = plan.itinerary.full_batch
         counts = [replica.microbatches for replica in plan.replicas]
         self._least = least_samples(self._batch_size, counts, plan.share)
         self._pace = ReplicaPace(plan)

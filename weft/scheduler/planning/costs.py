@@ -46,8 +46,7 @@ class PlannedJob:
 
     @cached_property
     def _parts(self) -> list[list[Part]]:
-        batch_size = min(self.spec.job.batch_size, self.plan.itinerary.num_train)
-        return divide(batch_size, *self.spec.strategy.division)
+        return divide(self.plan.itinerary.full_batch, *self.spec.strategy.division)
 
     @cached_property
     def largest(self) -> int:

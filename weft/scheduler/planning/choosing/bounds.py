@@ -35,7 +35,7 @@ def least_seconds(spec: JobSpec, inspection: Inspection) -> float:
     strategy = spec.strategy
     if strategy.share != "fixed":
         return 0.0
-    parts = divide(spec.job.batch_size, *strategy.division)
+    parts = divide(min(spec.job.batch_size, inspection.num_train), *strategy.division)
     least = [0.0]
     for (schedule, stages), staleness, own in zip(
         _replicas(spec, inspection), strategy.staleness_list, parts, strict=True

@@ -289,7 +289,7 @@ def lines_of(ranked: Sequence[Considered], inspection: Inspection) -> Iterator[s
     begins = f"{_BY_DEFAULT}: auto chose" if best.spec.by_default else "auto:"
     yield (
         f"{begins} {best.title}, {best.seconds * 1e3:.3g} ms an iteration predicted, "
-        f"{best.spec.job.batch_size / best.seconds:.4g} samples/s"
+        f"{min(best.spec.job.batch_size, inspection.num_train) / best.seconds:.4g} samples/s"
         + (f", {best.memory_bytes / 2**20:.3g} MiB in its fullest worker" if best.spec.plan_for == "memory" else "")
     )
     simulated = [(each.title, each.seconds) for each in others if each.seconds is not None]

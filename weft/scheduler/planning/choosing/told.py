@@ -42,7 +42,7 @@ def told(choice: Choice, roles: Roles | None, *, shared_bytes_free: int, host_by
         "shared_bytes": plan.shared_bytes,
         "shared_bytes_free": shared_bytes_free,
         "predicted_iteration_seconds": outlook.iteration_seconds,
-        "samples_per_second": plan.itinerary.batch_size / outlook.iteration_seconds,
+        "samples_per_second": plan.itinerary.full_batch / outlook.iteration_seconds,
         "limit_seconds": outlook.limit_seconds,
         "critical_cycle": outlook.critical_cycle,
         "critical_lanes": outlook.critical_lanes,
@@ -50,18 +50,18 @@ def told(choice: Choice, roles: Roles | None, *, shared_bytes_free: int, host_by
         "bottleneck": outlook.bottleneck,
         "bottleneck_busy": outlook.bottleneck_busy,
         "roles": roles and roles.told(),
-        "candidates": [_candidate(each) for each in choice.considered],
+        "candidates": [_candidate(each, plan.itinerary.full_batch) for each in choice.considered],
         "timeline": _timeline(plan, outlook, choice.simulation),
     }
 
 
-def _candidate(each: Considered) -> dict[str, Any]:
+def _candidate(each: Considered, full_batch: int) -> dict[str, Any]:
     return {
         "title": each.title,
         "strategy": each.spec.strategy.model_dump(exclude_defaults=True, exclude_none=True),
         "predicted_iteration_seconds": each.seconds,
         "least_seconds": each.least_seconds,
-        "samples_per_second": each.seconds and each.spec.job.batch_size / each.seconds,
+        "samples_per_second": each.seconds and full_batch / each.seconds,
         "memory_bytes": each.memory_bytes,
         "why_not": each.why_not,
     }
