@@ -143,6 +143,7 @@ def test_a_line_says_that_a_loss_is_no_mean(
     (note,) = plan_notes(spec_of(batch_size=8, microbatches=4), inspection, None)
     assert note.startswith("loss: 13.74 of some samples together, and 9.28 as the mean of two parts")
     assert note.endswith("a step of 4 microbatches is not that of the whole batch")
+    assert not list(plan_notes(spec_of(batch_size=8), inspection, None))
 
 
 def test_a_compiled_unit_has_no_backward_in_two_parts(plan_of: Callable[..., Plan]) -> None:

@@ -72,7 +72,7 @@ def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | No
             "optimizer: its step draws random numbers, by the step and the first parameter of those that are updated "
             "together; one stage of one replica draws what the plain loop does, others draw other numbers"
         )
-    if inspection.loss_in_parts:
+    if inspection.loss_in_parts and sum(spec.strategy.division[1]) > 1:
         yield _loss_note(inspection, sum(spec.strategy.division[1]))
     if inspection.scheduler_span is not None:
         yield from _scheduler_note(spec, inspection, inspection.scheduler_span)
@@ -123,11 +123,16 @@ def _scheduler_note(spec: JobSpec, inspection: Inspection, span: int) -> Iterato
 
 
 def _loss_note(inspection: Inspection, num_microbatches: int) -> str:
+    ends = f"a step of {num_microbatches} microbatches is not that of the whole batch"
+    return f"loss: {told_of_loss(inspection)}, and {ends}"
+
+
+def told_of_loss(inspection: Inspection) -> str:
+    """Why a batch with it comes to something else in parts."""
     whole, parts = inspection.loss_in_parts
     return (
-        f"loss: {whole:.4g} of some samples together, and {parts:.4g} as the mean of two parts, so it is no mean over "
-        "samples (a sum, a mean over something else without Workload.weight, a comparison of samples), and a step of "
-        f"{num_microbatches} microbatches is not that of the whole batch"
+        f"{whole:.4g} of some samples together, and {parts:.4g} as the mean of two parts, so it is no mean over "
+        "samples (a sum, a mean over something else without Workload.weight, a comparison of samples)"
     )
 
 

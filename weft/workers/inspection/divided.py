@@ -71,8 +71,9 @@ def run_again(
     if not isinstance(device, Accelerator):
         again |= len(specs) > 1 or any(each.strategy.is_auto or each.strategy.may_have_replicas for each in specs)
     several = device.torch.type == "cpu" and any(_may_hold_several(each.strategy) for each in specs)  # a GPU's is large
-    chosen = len(specs) > 1 or spec.strategy.is_auto  # then it is looked at in another place what may be divided
-    divides = not (chosen or isinstance(device, Accelerator)) and size > 1 and sum(spec.strategy.division[1]) > 1
+    divides = (
+        not isinstance(device, Accelerator) and size > 1 and any(sum(each.strategy.division[1]) > 1 for each in specs)
+    )
     return {
         "keeps_elsewhere": again and _keeps_elsewhere(workload, spec, batches, size),
         "mixes_microbatches": several and _mixes_microbatches(workload, spec, batches, size),

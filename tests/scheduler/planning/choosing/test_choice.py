@@ -184,6 +184,20 @@ def test_a_batch_that_modules_look_at_is_divided_as_the_user_has_it(
     assert {each.spec.strategy.microbatches for each in given} == {8}
 
 
+def test_a_loss_that_is_no_mean_leaves_the_batch_as_the_user_divides_it(
+    measured: Callable[..., Inspection], auto: Callable[..., JobSpec]
+) -> None:
+    """A sum was trained by two replicas with half of its gradient, and nobody said so."""
+    inspection = measured([0.01] * 4, speedup=0.5, loss_in_parts=(13.744, 9.28))
+    assert {each.spec.strategy.division[1] == [1] for each in consider(auto(), inspection, make)} == {True}
+    choice = choose(auto(), inspection, make)
+    assert choice.lines[-1].startswith(
+        "auto: a batch is divided as you have it, since its loss is 13.74 of some samples together, and 9.28 as"
+    )
+    given = consider(auto(replicas=2), inspection, make)
+    assert {len(each.spec.strategy.replica_list) for each in given} == {2}
+
+
 def test_devices_bring_the_candidates_of_their_presets(
     measured: Callable[..., Inspection], auto: Callable[..., JobSpec]
 ) -> None:

@@ -25,6 +25,7 @@ from weft.scheduler.planning.costs import PlannedJob, largest_microbatch
 from weft.scheduler.planning.measured_costs import MeasuredCosts
 from weft.scheduler.planning.outlook import Outlook, gradient_milestones, outlook_of
 from weft.scheduler.planning.partition import NoRoom, PlanError
+from weft.scheduler.planning.plan_notes import told_of_loss
 from weft.scheduler.planning.resized import was_looked_at, why_refused
 from weft.scheduler.planning.simulator import Simulation, SimulationError, simulate
 from weft.spec.candidates import candidates, given_by, is_undecided, on_one_worker, parted, recomputing
@@ -201,7 +202,8 @@ def trains_alike(candidate: JobSpec, spec: JobSpec, inspection: Inspection) -> b
     """Where what a sample gives depends on the others of its microbatch, the batch is divided as the user has it."""
     keeps = any(unit.carries_state for unit in inspection.units)
     changes = any(each.changed_as is not None for each in inspection.parameters)
-    depends = inspection.undivided or inspection.batch_modules or inspection.keeps_elsewhere or keeps or changes
+    mixes = inspection.undivided or inspection.batch_modules or inspection.loss_in_parts
+    depends = mixes or inspection.keeps_elsewhere or keeps or changes
     return not depends or candidate.strategy.division == spec.strategy.division
 
 
@@ -306,6 +308,8 @@ def lines_of(ranked: Sequence[Considered], inspection: Inspection) -> Iterator[s
     )
     if inspection.undivided:
         yield f"auto: batches stay whole, since {inspection.undivided}"
+    elif inspection.loss_in_parts:
+        yield f"auto: a batch is divided as you have it, since its loss is {told_of_loss(inspection)}"
     if refused := inspection.refused_sizes:
         sizes = ", ".join(map(str, sorted(refused)))
         yield f"auto: no microbatch may be of size {sizes}, for which the job's code raises {refused[min(refused)]}"
