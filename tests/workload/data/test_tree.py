@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import pickle
+import threading
+import weakref
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +45,28 @@ class Frozen:
         assert type(self.image) is torch.Tensor, "made again by its __init__"
 
 
+class Store:
+    """As those of torch_geometric's graphs: of no kind that a tree knows, and with a way back to what holds it."""
+
+    def __init__(self, holder: Cells, x: torch.Tensor) -> None:
+        self.holder = weakref.ref(holder)
+        self.x, self.again, self.sizes = x, x, np.array([len(x)])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "holder": self.holder()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, holder=weakref.ref(state["holder"]))
+
+
+class Cells:
+    def __init__(self, *sizes: int) -> None:
+        self.stores = [Store(self, a(size)) for size in sizes]
+
+    def __repr__(self) -> str:
+        return str([(store.x, store.sizes, store.holder() is self, store.again is store.x) for store in self.stores])
+
+
 class Own(UserDict[str, Any]):
     pass
 
@@ -68,6 +93,8 @@ TREES: dict[str, Any] = {
     "one of torch's": torch.return_types.max((a(2), a(2))),  # type: ignore[attr-defined]
     "a shape": (torch.Size([2, 3]), torch.float16, torch.device("cpu"), Split.TRAIN),
     "empty": ({}, [], ()),
+    "an object": {"cells": Cells(3, 2), "y": a(2)},
+    "a picture's path": [Path("a/b.png"), a(2)],
     "a packed sequence": nn.utils.rnn.pack_sequence([a(3), a(2)]),
 }
 
@@ -148,12 +175,17 @@ def _endless() -> list[Any]:
         (object(), "the batch is object; a batch is made of tensors, arrays, numbers, strings and None, in dicts"),
         ({"x": [1, {2}]}, r"the batch\['x'\]\[1\] is set; a batch is made of tensors"),
         (Graph(a(2), names=[nn.Tanh()]), r"the batch\.names\[0\] is Tanh; a batch is made of"),  # type: ignore[list-item]
+        (
+            {"x": threading.Lock()},
+            r"the batch\['x'\] is lock, and pickle: cannot pickle '_thread.lock' object; a batch",
+        ),
+        ([Store(Cells(), a(2).to_sparse())], r"the batch\[0\]'s tensor 0 is a tensor of its own kind \(sparse_coo\)"),
         ({"x": a(2).to_sparse()}, r"the batch\['x'\] is a tensor of its own kind \(sparse_coo\); give a dense one"),
         ([np.array(["a"])], r"the batch\[0\] is an array of <U1, which no tensor can hold; give numbers, or a list of"),
         ([a(2).to("meta")], r"the batch\[0\] is on torch's meta device, and has no values; give one on the CPU"),
         (_endless(), r"the batch\[0\]\[0\]\[0\]… has containers within containers, more than 100 of them"),
     ],
-    ids=["object", "set", "module", "sparse", "strings", "meta", "in itself"],
+    ids=["object", "set", "module", "lock", "sparse in an object", "sparse", "strings", "meta", "in itself"],
 )
 def test_what_no_batch_is_made_of_is_told_with_the_way_to_it(batch: Any, text: str) -> None:
     with pytest.raises(WorkloadError, match=text):
@@ -188,6 +220,7 @@ def test_a_mapping_that_cannot_be_made_of_its_items_is_refused() -> None:
         ((a(2), a(3), a(1)), (a(1),)),
         (({"boxes": a(2), "kind": 1}, {"boxes": a(0), "kind": 2}), ({"boxes": a(1), "kind": 3},)),
         ((), ("a", "b")),
+        (Cells(3, 2), Cells(2)),
     ],
 )
 def test_values_and_shapes_and_the_length_of_lists_and_of_tuples_of_samples_are_no_structure(

@@ -5,13 +5,15 @@
     skeleton    {"ids": ·0, "spans": [(0, 4), (4, 9)], "task": "qa"}
 
 Lists, tuples, mappings of any class, dataclasses and whatever torch's pytree knows are branches; numpy arrays become
-tensors; numbers, strings and None stay in the skeleton. A tensor that stands twice is one, there and here. A class is
-named in the skeleton, not stored, so it must be found where the skeleton is read.
+tensors; numbers, strings and None stay in the skeleton. An object of another class (a graph, a picture's instances) is
+pickled without its tensors. A tensor that stands twice is one, there and here. A class is named in the skeleton, not
+stored, so it must be found where the skeleton is read.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import pickle
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -27,8 +29,12 @@ from weft.workload.workload import WorkloadError, kind_of
 
 _NUMBERS = (bool, int, float, complex)
 _CONSTANTS = (*_NUMBERS, str, bytes, type(None), Enum, torch.dtype, torch.device, torch.Size)
-_MADE_OF = "a batch is made of tensors, arrays, numbers, strings and None, in dicts, lists, tuples and dataclasses"
+_MADE_OF = (
+    "a batch is made of tensors, arrays, numbers, strings and None, in dicts, lists, tuples, dataclasses and objects "
+    "that pickle takes"
+)
 
+_IN_OBJECT = "'s tensor {}"
 MAX_DEPTH = 100  # arbitrary: far below what Python calls in one another
 _OWN_WAY = (list, tuple, dict, OrderedDict)  # of what torch's pytree knows: told by their keys
 _Path = tuple[str, ...]  # to a part of a batch, as Python writes it: ("the batch", "['spans']", "[0]")
@@ -77,7 +83,16 @@ class _Registered:
     children: tuple[Skeleton, ...]
 
 
-_Branch = _Sequence | _Mapping | _Record | _Registered
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """Of any other class, by its own way to be pickled."""
+
+    kind: str
+    packet: bytes  # with the children's numbers in their places
+    children: tuple[Skeleton, ...]
+
+
+_Branch = _Sequence | _Mapping | _Record | _Registered | _Object
 Skeleton = _Tensor | _Constant | _Branch
 
 
@@ -105,6 +120,8 @@ def build(skeleton: Skeleton, tensors: Sequence[torch.Tensor]) -> Any:
             return parts if kind is list else kind(parts)
         case _Mapping(kind, keys):
             return _mapping(kind, dict(zip(keys, parts, strict=True)))
+        case _Object(_, packet):
+            return _Reading(packet, parts).load()
         case _Registered(_, key, context):
             return SUPPORTED_NODES[key].unflatten_fn(parts, context)
         case _Record(kind, names):
@@ -169,7 +186,7 @@ def difference(skeleton: Skeleton, other: Skeleton, what: str = "the batch", whe
     """Where two structures part, in a phrase about the first, or None: "the batch['x'] is None, and was str before".
 
     The values of constants are no structure, and no more is the length of a list, or of a tuple of items that are all
-    alike: those may be the samples.
+    alike: those may be the samples. Nor is what an object holds that pickle has taken apart.
     """
     return next(_differences(skeleton, other, (what,), where), None)
 
@@ -205,7 +222,23 @@ class _Tree:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             named = _state(value)
             return _Record(kind, tuple(named), self._children(named.items(), path, ".{}"))
-        raise WorkloadError(f"{''.join(path)} is {kind_of(value)}; {_MADE_OF}")
+        if kind.__module__ == "builtins" or isinstance(value, torch.nn.Module):
+            raise WorkloadError(f"{''.join(path)} is {kind_of(value)}; {_MADE_OF}")
+        return self._object(value, path)
+
+    def _object(self, value: object, path: _Path) -> _Object:
+        children: dict[_Tensor, int] = {}
+        packet = io.BytesIO()
+
+        def number_of(tensor: torch.Tensor) -> int:
+            child = self._tensor(tensor, (*path, _IN_OBJECT.format(len(children))))
+            return children.setdefault(child, len(children))
+
+        try:
+            _Writing(packet, number_of).dump(value)
+        except (pickle.PicklingError, AttributeError, TypeError, NotImplementedError) as error:
+            raise WorkloadError(f"{''.join(path)} is {kind_of(value)}, and pickle: {error}; {_MADE_OF}") from error
+        return _Object(type(value).__name__, packet.getvalue(), tuple(children))
 
     def _children(self, items: Iterable[tuple[Any, Any]], path: _Path, step: str) -> tuple[Skeleton, ...]:
         return tuple(self.skeleton(value, (*path, step.format(key))) for key, value in items)
@@ -216,6 +249,28 @@ class _Tree:
             self._known[id(leaf)] = leaf, _Tensor(len(self.tensors), tensor.dtype)
             self.tensors.append(tensor)
         return self._known[id(leaf)][1]
+
+
+class _Writing(pickle.Pickler):
+    """Numbers stand in for the tensors of an object."""
+
+    def __init__(self, packet: io.BytesIO, number_of: Callable[[torch.Tensor], int]) -> None:
+        super().__init__(packet, pickle.HIGHEST_PROTOCOL)
+        self._number_of = number_of
+
+    def persistent_id(self, value: object) -> int | None:
+        return self._number_of(value) if isinstance(value, torch.Tensor) else None
+
+
+class _Reading(pickle.Unpickler):
+    """These tensors stand in the places of their numbers."""
+
+    def __init__(self, packet: bytes, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__(io.BytesIO(packet))
+        self._tensors = tensors
+
+    def persistent_load(self, number: int) -> torch.Tensor:
+        return self._tensors[number]
 
 
 def _plain(leaf: torch.Tensor | np.ndarray[Any, Any], path: _Path) -> torch.Tensor:
@@ -262,9 +317,9 @@ def _differences(one: Skeleton, other: Skeleton, path: _Path, where: str) -> Ite
     if _described(one) != _described(other):
         yield f"{here} is {_described(one)}, and was {_described(other)} {where}"
         return
-    if isinstance(one, (_Tensor, _Constant)):
+    if isinstance(one, (_Tensor, _Constant, _Object)):
         return
-    assert not isinstance(other, (_Tensor, _Constant))
+    assert not isinstance(other, (_Tensor, _Constant, _Object))
     if isinstance(one, _Registered) and isinstance(other, _Registered) and one.context != other.context:
         yield f"{here} is {one.kind.__name__} of other parts than {where}"
         return
@@ -294,6 +349,8 @@ def _described(skeleton: Skeleton) -> str:
             return f"a tensor of {str(dtype).removeprefix('torch.')}"
         case _Constant(value):
             return "a number" if isinstance(value, _NUMBERS) else kind_of(value)
+        case _Object(kind):
+            return kind
     return skeleton.kind.__name__
 
 
@@ -304,12 +361,16 @@ def _named(branch: _Branch) -> dict[str, Skeleton]:
             return {f"[{key!r}]": child for key, child in zip(keys, children, strict=True)}
         case _Record(_, names, children):
             return {f".{name}": child for name, child in zip(names, children, strict=True)}
+        case _Object(_, _, children):
+            return {_IN_OBJECT.format(number): child for number, child in enumerate(children)}
     return {f"[{number}]": child for number, child in enumerate(branch.children)}
 
 
 def _may_be_samples(branch: _Branch) -> bool:
     """A list's items may be, and those of a tuple where they are all alike: `zip(*items)` gives such, and so torch's
     `default_collate` does with the names of samples (image, target, name)."""
+    if isinstance(branch, _Object):
+        return False
     if branch.kind is tuple:
         children = branch.children
         return all(difference(each, children[0]) is None for each in children[1:])
