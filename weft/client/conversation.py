@@ -372,7 +372,7 @@ class _Connection:
                 ErrorCode.NOT_YOURS, f"{self._socket_path}: another user's daemon; set WEFT_RUNTIME_DIR to your own"
             ) from None
         except OSError as error:
-            raise self._unreachable(error.strerror or str(error)) from None
+            raise self._unreachable(error.strerror or f"{error}, set WEFT_RUNTIME_DIR to a shorter one") from None
 
     def _unreachable(self, problem: str) -> DaemonUnreachable:
         return DaemonUnreachable(self._socket_path, problem)

@@ -40,7 +40,7 @@ _SENTENCES: Mapping[str, tuple[str, str]] = {
     "float_type": _NUMBER,
     "greater_than": ("is too small", "write a number above {gt}"),
     "greater_than_equal": ("is too small", "write {ge} or more"),
-    "int_from_float": _WHOLE_NUMBER,
+    "int_from_float": ("is no whole number", "write one without point and exponent, for example 4"),
     "int_parsing": _WHOLE_NUMBER,
     "int_parsing_size": ("is too large", "write a number of fewer digits"),
     "int_type": _WHOLE_NUMBER,

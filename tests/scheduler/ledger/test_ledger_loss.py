@@ -66,6 +66,7 @@ def test_what_a_killed_daemon_leaves_is_all_there(path: Path) -> None:
 LOSSES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no log": (lambda path: wal(path).unlink(), r"ledger.sqlite-wal is gone, and has the newest jobs"),
     "an empty log": (lambda path: os.truncate(wal(path), 0), r"ledger.sqlite-wal has 0 bytes"),
+    "a log without a frame": (lambda path: os.truncate(wal(path), 100), "the newest 2 changes are missing, as in a"),
     "an empty file": (lambda path: os.truncate(path, 0), "it has 0 bytes, and held the jobs"),
     "no file": (lambda path: path.unlink(), "it is gone, and ledger.sqlite-open is still there"),
 }
@@ -87,6 +88,51 @@ def test_a_loss_after_a_kill_is_refused_with_the_file_and_the_remedy(path: Path,
     again = opened(path)
     assert names(again) == ["c"]
     again.close()
+
+
+@pytest.mark.parametrize("lost", ["cut short", "damaged", "of a copy from before"])
+def test_a_loss_of_the_newest_changes_after_a_kill_is_refused(path: Path, lost: str) -> None:
+    # SQLite read such a log as far as it was whole: jobs that had been acknowledged were gone, and nobody said so.
+    left_by_a_killed_daemon(path, "a", "b")
+    before = wal(path).read_bytes()
+    ledger = opened(path)
+    for job in ("c", "d"):
+        add(ledger, job)
+    shutil.copytree(path.parent, path.parent.with_name("killed"))
+    ledger.close()
+    shutil.rmtree(path.parent)
+    path.parent.with_name("killed").rename(path.parent)
+    log = wal(path).read_bytes()
+    damaged = bytearray(log)
+    damaged[-2000] ^= 0xFF
+    wal(path).write_bytes({"cut short": log[:-2000], "damaged": damaged, "of a copy from before": before}[lost])
+    for _ in range(2):
+        with pytest.raises(LedgerError, match=r"the newest [12] changes are missing, .*with --accept-empty-ledger"):
+            opened(path)
+    assert {each.name for each in path.parent.iterdir()} == {f"ledger.sqlite{end}" for end in ("", "-wal", "-open")}
+    accepted = opened(path, accept_empty=True)
+    assert names(accepted)[-2:] == ["b", "a"]
+    assert "d" not in names(accepted)
+    add(accepted, "e")
+    accepted.close()
+    again = opened(path)
+    assert names(again)[0] == "e"
+    again.close()
+
+
+def test_a_ledger_from_before_changes_were_counted_is_opened_and_counts(path: Path) -> None:
+    left_by_a_killed_daemon(path, "a")
+    with sqlite3.connect(path) as database:
+        database.execute("DROP TABLE commits")
+    database.close()
+    path.with_name("ledger.sqlite-open").write_text("open\n")
+    wal(path).touch()
+    os.truncate(wal(path), 32)
+    ledger = opened(path)
+    add(ledger, "b")
+    assert path.with_name("ledger.sqlite-open").read_text().split() == ["open", "00000000000000000001"]
+    assert names(ledger) == ["b", "a"]
+    ledger.close()
 
 
 @pytest.mark.parametrize("lose", [lambda path: os.truncate(path, 0), Path.unlink], ids=["an empty file", "no file"])

@@ -91,7 +91,7 @@ def submit(
     id_: Annotated[
         str | None, typer.Option("--id", metavar="NAME", help="The job's id; submitting it again changes nothing.")
     ] = None,
-    priority: Annotated[int | None, typer.Option(metavar="N", help="Higher runs first.")] = None,
+    priority: Annotated[int | None, typer.Option(metavar="N", min=-1000, max=1000, help="Higher runs first.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow it to its end; Ctrl-C detaches.")] = False,
     json: Json = False,
 ) -> None:

@@ -330,8 +330,7 @@ class Ledger:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
-                self._names.check()
-                self._connection.execute("COMMIT")
+                self._names.commit(self._connection)
                 self._unwritten.worked()
             finally:
                 if self._connection.in_transaction:  # not committed; a full disk can have rolled it back already

@@ -2,11 +2,13 @@
 
     ledger.sqlite         the database
     ledger.sqlite-wal     what has been committed and not yet folded into it; the newest rows may stand here alone
-    ledger.sqlite-open    the mark: `new` before there is a row, `open` while a daemon has it or once it lost it
+    ledger.sqlite-open    the mark: `new` before there is a row, `open N` while a daemon has it or once it lost it; N
+                          changes were committed
 
-SQLite takes an empty database for a new one, and one without its write-ahead log for a complete one: either way
-acknowledged jobs would be forgotten without a word. The mark tells a loss from a beginning. It is on disk before a row
-can be, and goes only when every row is in the database itself.
+SQLite takes an empty database for a new one, one without its write-ahead log for a complete one, and reads a log that
+was cut short as far as it is whole: each time acknowledged jobs would be forgotten without a word. The mark tells a
+loss from a beginning. It is on disk before a row can be, and goes only when every row is in the database itself. Its
+number is written behind the commit, so it is never above what is on the disk.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ import os
 import sqlite3
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from weft.machine.run_file import sync
 
 SCHEMA_VERSION = 1
+_COMMITS = "CREATE TABLE IF NOT EXISTS commits (number INTEGER NOT NULL)"  # one row; ledgers of old have none
 _SCHEMA = f"""
 CREATE TABLE jobs (
     seq          INTEGER PRIMARY KEY AUTOINCREMENT,  -- submit order
@@ -45,10 +48,11 @@ CREATE TABLE jobs (
 );
 CREATE INDEX jobs_by_state ON jobs (state);
 CREATE TABLE stems (stem TEXT PRIMARY KEY, last INTEGER NOT NULL);  -- counters of generated ids
+{_COMMITS};
 PRAGMA user_version = {SCHEMA_VERSION};
 """
 
-_NEW, _OPEN = b"new\n", b"open\n"  # what the mark says
+_NEW, _OPEN = b"new\n", b"open %020d\n"  # what the mark says
 _REASONS = {
     sqlite3.SQLITE_FULL: "full",
     sqlite3.SQLITE_IOERR: "io",
@@ -86,6 +90,7 @@ def open_file(path: Path, runs_path: Path, *, accept_empty: bool = False) -> sql
             connection = sqlite3.connect(path, timeout=0, isolation_level=None)
             undoing.callback(connection.close)
             _prepare(connection, path)
+            _check_is_newest(connection, path, accept_empty)
             undoing.pop_all()
     return connection
 
@@ -107,8 +112,19 @@ class Names:
             self.check()
             touch(connection)
             with explained(self._path):
-                _mark(self._path, _OPEN)
+                _mark(self._path, _OPEN % num_commits(connection))
                 self._meant[log] = _file_at(log)
+
+    def commit(self, connection: sqlite3.Connection) -> None:
+        """What has been written since BEGIN. Errors: those of check, sqlite3.Error; then it is not committed."""
+        self.check()
+        number = num_commits(connection) + 1
+        connection.execute(_COMMITS)
+        connection.execute("DELETE FROM commits")
+        connection.execute("INSERT INTO commits VALUES (?)", (number,))
+        connection.execute("COMMIT")
+        with suppress(OSError):  # a number that is too low tells less
+            _write_mark(self._path, _OPEN % number)
 
     def check(self) -> None:
         """Raises LedgerError where one means another file by now, or none."""
@@ -122,6 +138,14 @@ class Names:
                         "alone knew are then unknown, their run directories stay)",
                         "lost",
                     )
+
+
+def num_commits(connection: sqlite3.Connection) -> int:
+    """Since they are counted."""
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'commits'").fetchone():
+        return 0
+    row = connection.execute("SELECT number FROM commits").fetchone()
+    return 0 if row is None else int(row[0])
 
 
 def touch(connection: sqlite3.Connection) -> None:
@@ -233,6 +257,25 @@ def _loss(path: Path, runs_path: Path) -> str | None:
     return None
 
 
+def _check_is_newest(connection: sqlite3.Connection, path: Path, accept_empty: bool) -> None:
+    """Raises LedgerError where changes that were committed are not there: of a log that was cut short or damaged, or in
+    a copy from before."""
+    _, _, told = _read_mark(path).partition(b" ")
+    missing = (int(told) if told.strip().isdigit() else 0) - num_commits(connection)
+    if missing <= 0 or accept_empty:
+        return
+    log, kept = _log_of(path), path.with_name(f"{path.name}-wal.kept")
+    kept.unlink(missing_ok=True)
+    os.link(log, kept)
+    connection.close()  # SQLite folds what it can read of the log, and removes it
+    os.replace(kept, log)
+    raise LedgerError(
+        f"{path}: the newest {missing} changes are missing, as in a {log.name} that was cut short or damaged; bring it "
+        "back, or start with --accept-empty-ledger: what they told of jobs is then unknown, their run directories stay",
+        "lost",
+    )
+
+
 def _has_runs(state_dir: Path, runs_path: Path) -> bool:
     """Runs elsewhere may be those of other ledgers."""
     return runs_path.is_relative_to(state_dir) and runs_path.is_dir() and any(runs_path.iterdir())
@@ -299,14 +342,19 @@ def _read_mark(path: Path) -> bytes:
 
 def _mark(path: Path, text: bytes) -> None:
     """On disk when it returns, and so is the name of every file beside it."""
+    _write_mark(path, text, to_disk=True)
+    sync(path.parent)
+
+
+def _write_mark(path: Path, text: bytes, *, to_disk: bool = False) -> None:
     fd = os.open(_mark_of(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.pwrite(fd, text, 0)
         os.ftruncate(fd, len(text))
-        os.fsync(fd)
+        if to_disk:
+            os.fsync(fd)
     finally:
         os.close(fd)
-    sync(path.parent)
 
 
 def _unmark(path: Path) -> None:
