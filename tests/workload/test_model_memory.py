@@ -52,6 +52,12 @@ def test_what_the_saved_model_cannot_hold_is_refused_by_its_name() -> None:
         WorkloadError, match=r"'weight' is complex128, which model.safetensors cannot hold; .*complex64"
     ):
         settle(holding(weight=torch.ones(2, dtype=torch.complex128)))
+    graph = nn.Module()
+    graph.register_buffer("adjacency", torch.eye(3).to_sparse())
+    with pytest.raises(WorkloadError, match=r"'adjacency' is no dense tensor but sparse_coo, .*persistent=False"):
+        settle(graph)
+    graph.register_buffer("adjacency", torch.eye(3).to_sparse(), persistent=False)
+    settle(graph)
 
 
 @pytest.mark.parametrize(

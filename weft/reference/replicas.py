@@ -46,7 +46,7 @@ class Replicas:
         if max(self._staleness) > 0:
             self._versions.append([parameter.detach().clone() for parameter in self._parameters])
         if len(self._staleness) > 1:
-            self._buffers = copy.deepcopy([module._buffers for module in self._modules])
+            self._buffers = _copied([module._buffers for module in self._modules])
 
     @contextlib.contextmanager
     def model_as_seen_by(self, replica: int, step: int) -> Iterator[None]:
@@ -56,7 +56,7 @@ class Replicas:
             if updates_late:
                 states.enter_context(self._with_parameters(self._versions[-1 - updates_late]))
             if replica:
-                states.enter_context(self._with_buffers(copy.deepcopy(self._buffers)))
+                states.enter_context(self._with_buffers(_copied(self._buffers)))
             yield
 
     @contextlib.contextmanager
@@ -80,6 +80,12 @@ class Replicas:
     def _set_buffers(self, buffers: Buffers) -> None:
         for module, named in zip(self._modules, buffers, strict=True):
             module._buffers.update(named)
+
+
+def _copied(buffers: Buffers) -> Buffers:
+    """Views of one memory are so in the copy. Python's deepcopy does not take all sparse layouts."""
+    tensors = (each for named in buffers for each in named.values() if each is not None)
+    return copy.deepcopy(buffers, {id(each): each.clone() for each in tensors if each.layout is not torch.strided})
 
 
 def _set_data(parameters: list[nn.Parameter], values: list[torch.Tensor]) -> None:

@@ -75,6 +75,22 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [each for each in within if isinstance(each, torch.Tensor)]
 
 
+def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Indices and entries of a sparse one (a graph's adjacency), which most of torch does not take; else it alone."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)
+
+
+def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Those of a dense one in its place, of a sparse one."""
+    return (tensor if tensor.layout is torch.strided else torch.empty(tensor.shape, device="meta")).stride()
+
+
 def has_memory(tensor: torch.Tensor) -> bool:
     is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
     return is_plain and not tensor.is_meta and tensor.numel() > 0

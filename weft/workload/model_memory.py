@@ -86,8 +86,14 @@ def _check_saved(model: nn.Module) -> None:
     for name in (*model.state_dict(), *(name for name, _ in model.named_modules())):
         if not is_unicode(name):
             raise WorkloadError(f"Workload.model: the name {name!r:.80} is no text; give one in UTF-8")
-    dtypes = {tensor.dtype: name for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
-    for dtype, name in dtypes.items():
+    saved = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
+    for name, tensor in saved.items():
+        if tensor.layout is not torch.strided:
+            raise WorkloadError(
+                f"Workload.model: {name!r} is no dense tensor but {str(tensor.layout).removeprefix('torch.')}, which "
+                "model.safetensors cannot hold; keep it with register_buffer(..., persistent=False)"
+            )
+    for dtype, name in {tensor.dtype: name for name, tensor in saved.items()}.items():
         if not _can_be_saved(dtype):
             raise WorkloadError(
                 f"Workload.model: {name!r} is {str(dtype).removeprefix('torch.')}, which model.safetensors cannot "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from torch import nn
 from weft.plan.plan import StagePlan
 from weft.plan.worker_view import WorkerView
 from weft.workers.devices.device import Memory
+from weft.workload.aliases import dense_parts
 from weft.workload.code.beside_model import modules_beside
 from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.placeholder import Placeholder
@@ -116,7 +117,7 @@ class UnitPart(ModelPart):
 
     def buffers(self) -> dict[str, torch.Tensor]:
         found = ((unit.prefix + name, each) for unit in self.units for name, each in unit.module.named_buffers())
-        return {**dict(found), **self._changing, **_buffers_of(self._beside)}
+        return {**_in_dense_parts(found), **self._changing, **_buffers_of(self._beside)}
 
     def parameters(self) -> list[nn.Parameter]:
         return list({id(p): p for unit in self.units for p in unit.module.parameters()}.values())
@@ -157,8 +158,8 @@ class CallPart(ModelPart):
         return [(name, now[name]) for name in self._state_names if name in now]
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        found = {name: each for name, each in self.model.named_buffers() if not isinstance(each, Placeholder)}
-        return found | self._changing | _buffers_of(self._beside)
+        found = ((name, each) for name, each in self.model.named_buffers() if not isinstance(each, Placeholder))
+        return _in_dense_parts(found) | self._changing | _buffers_of(self._beside)
 
     def parameters(self) -> list[nn.Parameter]:
         return self._parameters
@@ -184,7 +185,16 @@ class CallPart(ModelPart):
 
 def _buffers_of(beside: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:
     named = ((f"{name}.{key}", each) for name, module in beside.items() for key, each in module._buffers.items())
-    return {name: each for name, each in named if each is not None}
+    return _in_dense_parts((name, each) for name, each in named if each is not None)
+
+
+def _in_dense_parts(buffers: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """By name. What is sparse is there by its indices and entries, which have its memory."""
+    return {
+        f"{name}[{number}]" if part is not buffer else name: part
+        for name, buffer in buffers
+        for number, part in enumerate(dense_parts(buffer))
+    }
 
 
 def functions_with_state(workload: Workload) -> list[nn.Module]:

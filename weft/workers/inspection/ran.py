@@ -15,7 +15,7 @@ from weft.plan.itinerary import Iteration
 from weft.transport.memory.arena import dtype_name
 from weft.workers.compute.forward_buffers import Began, ForwardBuffers
 from weft.workers.compute.handover import can_have_gradient
-from weft.workload.aliases import has_memory, overlap
+from weft.workload.aliases import dense_parts, has_memory, overlap
 from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.recorded import Value
 
@@ -196,8 +196,10 @@ def _carried(modules: Sequence[nn.Module], outputs: Callable[[], list[torch.Tens
 
 
 def _other(value: torch.Tensor | None) -> torch.Tensor | None:
-    """A count stays, which may be an index that leaves its bounds."""
-    return value if value is None or not can_have_gradient(value) else value + torch.randn_like(value)
+    """A count stays, which may be an index that leaves its bounds, and so does what is sparse."""
+    if value is None or value.layout is not torch.strided or not can_have_gradient(value):
+        return value
+    return value + torch.randn_like(value)
 
 
 def _all_equal(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
@@ -207,7 +209,8 @@ def _all_equal(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> 
 def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
-    one, other = one.to_dense(), other.to_dense()  # an embedding's gradient may be sparse
+    if one.layout is not torch.strided:
+        return one.shape == other.shape and all(map(_equal, dense_parts(one), dense_parts(other)))
     return (
         one.shape == other.shape
         and one.dtype is other.dtype

@@ -32,6 +32,7 @@ from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
 from weft.workers.inspection.ran import StateBefore, Ties, carried, tried
 from weft.workers.inspection.times import TIMED_RUNS, OtherMemory, Times, fastest, parts_of_backward, repeated
+from weft.workload.aliases import dense_parts
 from weft.workload.cutting.leaves import tensors_in
 from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.placeholder import Placeholder
@@ -122,7 +123,7 @@ def blank_facts(
         "name": name,
         "kind": kind,
         "parameter_bytes": sum(p.nbytes for p in parameters),
-        "buffer_bytes": sum(b.nbytes for b in buffers),
+        "buffer_bytes": sum(part.nbytes for each in buffers for part in dense_parts(each)),
         "forward_seconds": 0.0,
         "backward_seconds": 0.0,
         "tied_to": [],

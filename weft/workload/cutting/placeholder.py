@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from weft.workload.aliases import strides_of
 from weft.workload.cutting.leaves import replaced, tensors_in
 from weft.workload.cutting.operation import (
     KEEP_IN_BUFFERS,
@@ -183,16 +184,16 @@ class Placeholder(Renewed):
 
 def sized(tensor: torch.Tensor) -> torch.Tensor:
     """One of which torch knows the shape."""
-    if not (isinstance(tensor, Placeholder) and tensor.is_late):
-        return tensor
-    return tensor.fake if tensor.came is None else tensor.came
+    if isinstance(tensor, Placeholder) and tensor.is_late:
+        return tensor.fake if tensor.came is None else tensor.came
+    return tensor
 
 
 def without_numbers(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of torch's meta device in its place; whose device stands nowhere."""
     tensor = sized(tensor)
     with torch._C.DisableTorchFunctionSubclass():
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        return torch.empty_strided(tensor.shape, strides_of(tensor), dtype=tensor.dtype, device="meta")
 
 
 def placeholder_of(
@@ -204,7 +205,7 @@ def placeholder_of(
 
 def _fake_like(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
     with _FAKES:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device or "cpu")
+        return torch.empty_strided(tensor.shape, strides_of(tensor), dtype=tensor.dtype, device=device or "cpu")
 
 
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
@@ -305,9 +306,8 @@ def _draw(func: Callable[..., Any], given: tuple[Any, ...]) -> None:
 
 
 def _without_meaning(tensor: torch.Tensor) -> torch.Tensor:
-    if not isinstance(tensor, Placeholder):
-        return tensor
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    how: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
+    return torch.empty_strided(tensor.shape, tensor.stride(), **how) if isinstance(tensor, Placeholder) else tensor
 
 
 def _on_fakes(func: Callable[..., Any], given: tuple[Any, ...], unknown: Sequence[Placeholder]) -> Any:
