@@ -209,8 +209,11 @@ def _all_equal(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> 
 def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
-    if one.layout is not torch.strided:
+    if one.layout is torch.sparse_coo is other.layout:  # the gradient of an embedding, a graph's adjacency
+        one, other = one.coalesce(), other.coalesce()
+    if one.layout is not torch.strided and one.layout is other.layout:
         return one.shape == other.shape and all(map(_equal, dense_parts(one), dense_parts(other)))
+    one, other = one.to_dense(), other.to_dense()
     return (
         one.shape == other.shape
         and one.dtype is other.dtype
