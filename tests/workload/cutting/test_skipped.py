@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import runpy
 from pathlib import Path
 from typing import Any
@@ -396,6 +397,45 @@ def test_a_module_that_is_given_parts_in_an_object_of_the_users_is_asked_for_eac
     for length in (2, 5, 3, 4, 2):
         batch = {"x": torch.randn(2, 3, 4), "y": torch.randn(2, length, 4)}
         assert torch.equal(run_stages(stages, step, batch), step(model, batch))
+
+
+class Routing(Block):
+    """Asks for its own numbers, and hands on what it is given beside x, or another tensor that lies as that one."""
+
+    def __init__(self, makes: bool) -> None:
+        super().__init__()
+        self.makes = makes
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> Any:
+        rows, columns = torch.where(self.line(x).sum(2) > 0)
+        chosen = torch.zeros_like(x, memory_format=torch.contiguous_format)
+        chosen[rows, columns] = self.line(x[rows, columns])
+        return x + chosen * bias, bias.sin() if self.makes else bias
+
+
+@pytest.mark.parametrize("makes", [False, True])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_what_asks_for_numbers_may_return_dimensions_in_any_order_in_memory(order: list[int], makes: bool) -> None:
+    """Switch Transformers' sparse blocks hand on a bias of positions that has its heads last in memory; a batch of
+    another length than those that were tried was refused."""
+
+    def step(model: Any, batch: Any) -> torch.Tensor:
+        x, bias = batch
+        for block in model.blocks:
+            x, bias = block(x, bias)
+        return (x + bias).square().sum()
+
+    def batch(*sizes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        lying = torch.randn(*(sizes[dim] for dim in order)).permute([order.index(dim) for dim in range(3)])
+        return torch.randn(*sizes), lying
+
+    model = Blocks(0)
+    model.blocks = nn.ModuleList(Routing(makes) for _ in range(3))
+    batches = [batch(2, 5, 4), batch(2, 3, 4), batch(1, 7, 4), batch(3, 1, 4)]
+    found = recorded(model, step, batches[0])
+    stages = late_stages_of(model, found, [2], needed(model, found, [2], step, batches[0]))
+    for each in batches:
+        assert torch.equal(run_stages(stages, step, each), step(model, each))
 
 
 class Pruning(Block):

@@ -164,17 +164,30 @@ def _keep(known: dict[Key, Kept], key: Key, value: Kept) -> None:
 
 
 def _like_arguments(records: Sequence[Returned], arguments: Sequence[torch.Tensor]) -> Returned | None:
-    """What a call returns if, as in all records of it, each output has the shape of the same argument; None where that
-    is not so."""
-    first = records[0]
-    numbers = []
-    for leaf, meta in enumerate(tensors_in(first.structure)):
+    """What a call returns if, as in all records of it, outputs have the shapes of the same arguments; None if not."""
+    structures = [tensors_in(each.structure) for each in records]
+    made = []
+    for leaf in range(len(structures[0])):
         common = frozenset.intersection(*(each.shaped_as[leaf] for each in records if leaf < len(each.shaped_as)))
-        if not common or min(common) >= len(arguments) or not meta.is_contiguous():
+        alike = [leaves[leaf] for leaves in structures if leaf < len(leaves)]
+        if not common or min(common) >= len(arguments):
             return None
-        numbers.append(min(common))
-    shapes = iter([tuple(arguments[number].shape) for number in numbers])
-    return dataclasses.replace(first, structure=replaced(first.structure, lambda meta: meta.new_empty(next(shapes))))
+        if (like := _lying_as(alike, arguments[min(common)].shape)) is None:
+            return None
+        made.append(like)
+    leaves = iter(made)
+    return dataclasses.replace(records[0], structure=replaced(records[0].structure, lambda meta: next(leaves)))
+
+
+def _lying_as(alike: Sequence[torch.Tensor], shape: torch.Size) -> torch.Tensor | None:
+    """One of this shape, its dimensions in the order in memory of these; None where they differ, or have gaps."""
+    if all(each.is_contiguous() for each in alike):
+        return alike[0].new_empty(shape)
+    for each in alike:
+        order = sorted(range(each.dim()), key=each.stride().__getitem__, reverse=True)
+        if all(other.dim() == len(order) == len(shape) and other.permute(order).is_contiguous() for other in alike):
+            return each.new_empty([shape[dim] for dim in order]).permute([order.index(dim) for dim in sorted(order)])
+    return None
 
 
 class OtherStructure(BaseException):
