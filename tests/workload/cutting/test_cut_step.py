@@ -587,6 +587,19 @@ def test_a_stage_may_begin_where_training_and_validation_make_the_same_call_what
     }
 
 
+def test_validation_that_generates_is_told_of_and_not_modules_that_training_calls_once() -> None:
+    """They were to be called once, and no way out was told."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    batch = torch.randn(2, 4)
+    generated = recorded(model, lambda model, batch: summed(model, model(batch)), batch)
+    found = recorded(model, summed, batch).merged(generated, "Workload.validate")
+    assert "1" in generated.repeated
+    assert found.units == ("0", "1", "2")
+    assert found.repeated == ()
+    assert found.problems.keys() == {1, 2}
+    assert found.problems[1].endswith("or do it in Workload.on_epoch, which finds the whole model")
+
+
 def test_modules_in_another_order_in_validation_leave_no_cut() -> None:
     def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
         parts = (model.one, model.two, model.three) if model.training else (model.one, model.three, model.two)

@@ -170,7 +170,7 @@ class Recorded:
                 given[place] = tuple(dict.fromkeys((*given[place], *other.given[unit])))
         problems = {
             unit: f"validation ({source}) calls other modules, or in another order; cut where both training and "
-            "validation begin with the same call"
+            "validation begin with the same call, or do it in Workload.on_epoch, which finds the whole model"
             for unit in range(1, len(self.units))
             if unit not in shared
         }
@@ -182,7 +182,9 @@ class Recorded:
             uses=tuple(uses),
             given=tuple(given),
             problems={**problems, **self.problems},
-            repeated=tuple(dict.fromkeys((*self.repeated, *other.repeated))),
+            repeated=tuple(
+                dict.fromkeys((*self.repeated, *(name for name in other.repeated if name not in self.units)))
+            ),
             returned={**other.returned, **self.returned},
             redraws={**other.redraws, **self.redraws},
             varies=self.varies or other.varies,
