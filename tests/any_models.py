@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, gelu, mse_loss
+from torch.nn.utils import prune, spectral_norm
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
@@ -43,6 +45,24 @@ class Mlp(nn.Module):
         x = self.again(self.second(x).tanh()).tanh()
         x = self.frozen(x) * self.scale
         return self.last(self.again(x))
+
+
+class Hooked(nn.Module):
+    """Layers whose weights are made of others ahead of each call, by hooks, as before there were parametrizations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(*sizes) for sizes in ((6, 8), (8, 8), (8, 8)))
+        spectral_norm(self.layers[0])
+        prune.l1_unstructured(self.layers[1], "weight", 0.5)
+        with warnings.catch_warnings(action="ignore"):  # it will be taken away
+            nn.utils.weight_norm(self.layers[2])
+        self.last = spectral_norm(nn.Linear(8, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return self.last(x)
 
 
 class Residual(nn.Module):
@@ -468,6 +488,7 @@ def _translate(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 _OWN: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], Callable[[int], Batch]]] = {
     "mlp": (Mlp, _classify, _rows),
+    "hooked": (Hooked, _classify, _rows),
     "residual": (Residual, _classify, _rows),
     "resnet18": (ResNet18, _classify, partial(_images, extent=40)),  # batch norm wants more than one pixel
     "unet": (UNet, _paint, _pictures),

@@ -100,3 +100,28 @@ class Hearing:
     def call(self, visible: Visible, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._heard.append(visible.name)
         return forward(*args, **kwargs)
+
+
+def test_hooks_that_make_a_weight_are_a_part_of_the_call_and_others_stand_before_it() -> None:
+    layer = nn.utils.spectral_norm(nn.Linear(2, 2))
+    told: list[str] = []
+    (own,) = layer._forward_pre_hooks.values()
+    later = layer.register_forward_pre_hook(lambda module, args: told.append("user"))
+    layer.register_forward_pre_hook(lambda module, args: told.append("last"))
+    before = list(layer._forward_pre_hooks.values())
+
+    class Heard:
+        def call(self, visible: Visible, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            vector = layer.weight_u.clone()
+            told.append("call")
+            result = forward(*args, **kwargs)
+            told.append("kept" if torch.equal(vector, layer.weight_u) else "made")
+            return result
+
+    with listening(visible_modules(layer), Heard()):
+        layer(torch.ones(1, 2))
+        assert own not in layer._forward_pre_hooks.values()
+        later.remove()
+    assert told == ["user", "last", "call", "made"]
+    assert list(layer._forward_pre_hooks.values()) == [before[0], before[2]]
+    assert before[0] is own

@@ -67,18 +67,45 @@ def visible_modules(model: nn.Module) -> list[Visible]:
 def listening(visible: list[Visible], listener: Listener) -> Iterator[None]:
     """The calls of these modules go to the listener, until the end. What was compiled runs as it was before."""
     before = [(each.module, {key: each.module.__dict__.get(key) for key in _REPLACED}) for each in visible]
-    for each in visible:
-        own = {"forward": _heard(each, _forward_of(each.module), listener), "_compiled_call_impl": None}
-        each.module.__dict__.update(own)
+    with contextlib.ExitStack() as leaving:
+        for each in visible:
+            forward = leaving.enter_context(_with_its_hooks(each.module, _forward_of(each.module)))
+            own = {"forward": _heard(each, forward, listener), "_compiled_call_impl": None}
+            each.module.__dict__.update(own)
+        try:
+            yield
+        finally:
+            for module, own in before:
+                for key, value in own.items():
+                    if value is None:
+                        del module.__dict__[key]
+                    else:
+                        module.__dict__[key] = value
+
+
+@contextlib.contextmanager
+def _with_its_hooks(module: nn.Module, forward: Forward) -> Iterator[Forward]:
+    """Torch's own hooks that make a weight of the module's parameters (spectral_norm, weight_norm and prune of
+    `torch.nn.utils`) are a part of the call, so that a stage may begin with it. Others look at the step."""
+    hooks = module._forward_pre_hooks
+    own = {key: hook for key, hook in hooks.items() if type(hook).__module__.startswith("torch.nn.utils.")}
+    if not own:
+        yield forward
+        return
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        for hook in own.values():
+            hook(module, args)
+        return forward(*args, **kwargs)
+
+    order = list(hooks)
+    for key in own:
+        del hooks[key]
     try:
-        yield
+        yield made
     finally:
-        for module, own in before:
-            for key, value in own.items():
-                if value is None:
-                    del module.__dict__[key]
-                else:
-                    module.__dict__[key] = value
+        now = own | {key: hooks.pop(key) for key in list(hooks)}
+        hooks.update({key: now.pop(key) for key in order if key in now} | now)
 
 
 def _forward_of(module: nn.Module) -> Forward:
