@@ -238,12 +238,14 @@ def test_a_relative_import_is_told_with_the_names_that_a_jobs_file_can_import(
     assert fault_of(caught.value).message.endswith(f"parent package\n{RELATIVE_IMPORT.format(directory=tmp_path)}\n")
 
 
-@pytest.mark.parametrize("file", ["jobs/train.py", "jobs/__init__.py", "jobs/deep/train.py"])
+@pytest.mark.parametrize(
+    "file", ["weft_test_jobs/train.py", "weft_test_jobs/__init__.py", "weft_test_jobs/deep/train.py"]
+)
 def test_a_file_in_a_folder_imports_as_a_module_of_that_package(write: Write, tmp_path: Path, file: str) -> None:
     path = tmp_path / file
     path.parent.mkdir(parents=True)
     (path.parent / "net.py").write_text("HIDDEN = 7\n")
-    (tmp_path / "jobs" / "root.py").write_text("ABOVE = 1\n")
+    (tmp_path / "weft_test_jobs" / "root.py").write_text("ABOVE = 1\n")
     above = ".." if "deep" in file else "."
     path.write_text(f"{SOURCE}\nfrom .net import HIDDEN\nfrom {above} import root\nassert root.ABOVE\n")
     with warnings.catch_warnings(action="error"):
@@ -252,7 +254,10 @@ def test_a_file_in_a_folder_imports_as_a_module_of_that_package(write: Write, tm
     assert path.parent / "net.py" in files_of_job(spec, ())
     before = set(sys.modules)
     unload(spec, ())
-    assert {name for name in before - set(sys.modules) if name.partition(".")[0] == "jobs"} >= {"jobs", "jobs.root"}
+    assert {name for name in before - set(sys.modules) if name.partition(".")[0] == "weft_test_jobs"} >= {
+        "weft_test_jobs",
+        "weft_test_jobs.root",
+    }
 
 
 def test_another_import_that_fails_says_all_itself(write: Write) -> None:

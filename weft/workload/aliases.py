@@ -9,9 +9,9 @@ What has hold of a parameter itself sees it as it is; but it may read it without
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -84,6 +84,28 @@ def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
     return (tensor,)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseKind:
+    """What a sparse tensor is beside its dense parts."""
+
+    layout: torch.layout
+    shape: torch.Size
+    is_coalesced: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Self:
+        return cls(tensor.layout, tensor.shape, tensor.layout is torch.sparse_coo and tensor.is_coalesced())
+
+    def built(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """With the memory of these parts."""
+        make: Any = torch.sparse_compressed_tensor
+        how: dict[str, Any] = {"layout": self.layout}
+        if self.layout is torch.sparse_coo:
+            make, how = torch.sparse_coo_tensor, {"is_coalesced": self.is_coalesced}
+        made: torch.Tensor = make(*parts, self.shape, **how, check_invariants=False)
+        return made
 
 
 def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:

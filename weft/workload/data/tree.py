@@ -4,9 +4,9 @@
     tensors     [tensor]
     skeleton    {"ids": ·0, "spans": [(0, 4), (4, 9)], "task": "qa"}
 
-Lists, tuples, mappings of any class, dataclasses and whatever torch's pytree knows are branches; numpy arrays become
-tensors; numbers, strings and None stay in the skeleton. An object of another class (a graph, a picture's instances) is
-pickled without its tensors. A tensor that stands twice is one, there and here. A class is named in the skeleton, not
+Lists, tuples, mappings of any class, dataclasses, whatever torch's pytree knows and sparse tensors are branches; numpy
+arrays become tensors; numbers, strings and None stay in the skeleton. An object of another class (a graph) is pickled
+without its tensors. A tensor that stands twice is one, there and here. A class is named in the skeleton, not
 stored, so it must be found where the skeleton is read.
 """
 
@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import SUPPORTED_NODES, is_namedtuple_class
 
+from weft.workload.aliases import SparseKind, dense_parts
 from weft.workload.workload import WorkloadError, kind_of
 
 _NUMBERS = (bool, int, float, complex)
@@ -92,7 +93,15 @@ class _Object:
     children: tuple[Skeleton, ...]
 
 
-_Branch = _Sequence | _Mapping | _Record | _Registered | _Object
+@dataclass(frozen=True, slots=True)
+class _Sparse:
+    """A sparse tensor, of its indices and entries."""
+
+    kind: SparseKind
+    children: tuple[_Tensor, ...]
+
+
+_Branch = _Sequence | _Mapping | _Record | _Registered | _Object | _Sparse
 Skeleton = _Tensor | _Constant | _Branch
 
 
@@ -122,6 +131,8 @@ def build(skeleton: Skeleton, tensors: Sequence[torch.Tensor]) -> Any:
             return _mapping(kind, dict(zip(keys, parts, strict=True)))
         case _Object(_, packet):
             return _Reading(packet, parts).load()
+        case _Sparse(kind):
+            return kind.built(parts)
         case _Registered(_, key, context):
             return SUPPORTED_NODES[key].unflatten_fn(parts, context)
         case _Record(kind, names):
@@ -154,7 +165,7 @@ def with_tensors(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -
 def _are_plain(parts: Sequence[Any]) -> bool:
     """Tensors alone, and each once."""
     for part in parts:
-        if type(part) is not torch.Tensor or part.requires_grad:
+        if type(part) is not torch.Tensor or part.requires_grad or part.layout is not torch.strided:
             return False
     return len(set(map(id, parts))) == len(parts)
 
@@ -205,6 +216,8 @@ class _Tree:
                 "deeper, nor may a part of it hold itself"
             )
         kind = type(value)
+        if isinstance(value, torch.Tensor) and len(dense := dense_parts(value)) > 1:
+            return _Sparse(SparseKind.of(value), tuple(self._tensor(each, path) for each in dense))
         if isinstance(value, (torch.Tensor, np.ndarray)):
             return self._tensor(value, path)
         if isinstance(value, np.generic):
@@ -227,11 +240,11 @@ class _Tree:
         return self._object(value, path)
 
     def _object(self, value: object, path: _Path) -> _Object:
-        children: dict[_Tensor, int] = {}
+        children: dict[Skeleton, int] = {}
         packet = io.BytesIO()
 
         def number_of(tensor: torch.Tensor) -> int:
-            child = self._tensor(tensor, (*path, _IN_OBJECT.format(len(children))))
+            child = self.skeleton(tensor, (*path, _IN_OBJECT.format(len(children))))
             return children.setdefault(child, len(children))
 
         try:
@@ -351,6 +364,8 @@ def _described(skeleton: Skeleton) -> str:
             return "a number" if isinstance(value, _NUMBERS) else kind_of(value)
         case _Object(kind):
             return kind
+        case _Sparse(kind):
+            return f"a tensor of layout {str(kind.layout).removeprefix('torch.')}"
     return skeleton.kind.__name__
 
 
@@ -369,7 +384,7 @@ def _named(branch: _Branch) -> dict[str, Skeleton]:
 def _may_be_samples(branch: _Branch) -> bool:
     """A list's items may be, and those of a tuple where they are all alike: `zip(*items)` gives such, and so torch's
     `default_collate` does with the names of samples (image, target, name)."""
-    if isinstance(branch, _Object):
+    if isinstance(branch, (_Object, _Sparse)):
         return False
     if branch.kind is tuple:
         children = branch.children
