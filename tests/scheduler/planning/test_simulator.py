@@ -66,6 +66,21 @@ def test_the_slowest_lane_limits_a_plan_whose_data_come_slowly(
     assert plan.limit_cycle == "LOAD(0,0) → LOAD(0,1)"
 
 
+@pytest.mark.parametrize("microbatches", [1, 2, 3])
+@pytest.mark.parametrize("loaders", [1, 2, 3, 4, 5])
+def test_no_iteration_is_predicted_shorter_than_the_limit_where_loaders_take_turns(
+    plan_of: PlanOf,
+    inspection_of: Callable[..., Inspection],
+    unit_of: Callable[..., UnitFacts],
+    microbatches: int,
+    loaders: int,
+) -> None:
+    """Four iterations of a job with three loaders took as long as three, since a round's batches come together."""
+    slow = inspection_of([unit_of(0)], load_seconds=60.0)
+    plan = plan_of(slow, microbatches=microbatches, loaders=loaders, batch_size=6)
+    assert simulate(plan).iteration_seconds == pytest.approx(plan.limit_seconds, rel=0.02)
+
+
 @pytest.mark.parametrize(("microbatches", "loaders"), [(2, 2), (1, 2), (3, 2), (2, 3)])
 def test_more_loaders_share_what_comes_slowly(
     plan_of: PlanOf,

@@ -44,7 +44,7 @@ from weft.scheduler.planning.limit import Milestones
 from weft.spec.strategy import LEAST_BATCHES
 
 WARMUP_ITERATIONS = 4  # the first ones fill the pipeline and the input slots
-MEASURED_ITERATIONS = 4
+MEASURED_ITERATIONS = 4  # or a few more: whole rounds of the loaders, whose batches may come in bursts
 _JOB = "simulated"
 
 
@@ -82,7 +82,9 @@ def simulate(
     milestones: those that are posted from inside another task; without them each comes in its lane's order, as the
     speed limit has it. wake_seconds: from the end of what a lane waited for to the start of its task.
     """
-    count = iterations or WARMUP_ITERATIONS + MEASURED_ITERATIONS
+    round_of_loaders = plan.turns.takers
+    measured = -(-MEASURED_ITERATIONS // round_of_loaders) * round_of_loaders
+    count = iterations or WARMUP_ITERATIONS + measured
     itinerary = replace(plan.itinerary, num_train=1, num_validation=0, batch_size=1, steps=count)
     simulated = replace(plan, graph=_with_near_loads(plan), itinerary=itinerary, judged=False)
     return _Run(simulated, seconds or plan.task_seconds, milestones or {}, wake_seconds).to_end()
