@@ -25,7 +25,7 @@ from weft.transport.wire.frames import LINK_GONE_EXIT
 MAX_LOSSES = 2  # of workers to SIGKILL while a job comes no further; the third is no accident
 MAX_DIRECTORY_LOSSES = 10  # in one job; arbitrary: it runs none of the job's code, and may die of what others do
 SIGKILL_EXIT = -9
-LINK_REMEDY = "the job's code must leave Weft's descriptors alone"
+LINK_REMEDY = "the job's code must leave Weft's descriptors alone, and end what it forks by os._exit"
 OUT_OF_MEMORY, CORRUPTED = "out-of-memory", "corrupted"
 _OF_STRATEGIES = frozenset({OUT_OF_MEMORY, "shared-memory", "invalid-plan"})
 _OF_DEVICES = frozenset({"user-error", "invalid-workload", "internal", "worker-lost"})  # code may be for the host alone
