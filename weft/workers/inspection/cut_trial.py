@@ -23,7 +23,7 @@ from weft.workers.compute.backward.split import SplitBackward
 from weft.workers.compute.stage import leaf_of
 from weft.workers.devices.device import Device
 from weft.workers.inspection.times import OtherMemory
-from weft.workers.inspection.unit_facts import keeps
+from weft.workers.inspection.unit_facts import block_of, blocks_kept
 from weft.workers.snapshots.stage_attributes import StageAttributes
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import Bound, CutStep, Step
@@ -151,24 +151,20 @@ class CutTrial:
             versions = _versions(stage.given)
             with _blaming(number, TRIED_STEP), stage.attributes.installed(), stage.step.installed():
                 seconds, result = self._device.timed(partial(self._run, number, batch, seed))
+                kept = blocks_kept(stage.attributes.modules) if stage.given else set()
             self.forward_seconds[number] = max(1e-9, seconds - stage.step.skipping_seconds)
             for i, (value, before, after) in enumerate(
                 zip(stage.receives, versions, _versions(stage.given), strict=True)
             ):
                 if before == after:
                     stage.leaves[i] = stage.given[i]
-                if before != after or self._is_kept(stage, stage.given[i]):
+                if before != after or block_of(stage.given[i]) in kept:
                     self._writing.update(range(value.maker + 1, stage.first + 1))
             if number < len(self._stages) - 1:
                 stage.sent = result
                 made.update(zip((value.name for value in stage.sends), result, strict=True))
             stage.bound = stage.step.bound
         return self._values_of(result)
-
-    @staticmethod
-    def _is_kept(stage: _Stage, given: torch.Tensor | None) -> bool:
-        with stage.attributes.installed():
-            return keeps(stage.attributes.modules, [given])
 
     def _run(self, number: int, batch: Any, seed: Seed) -> Any:
         stage, own = self._stages[number], with_tensors(batch, torch.Tensor.clone)  # a step may write to it

@@ -45,6 +45,7 @@ SMALL_RUNS = 2
 SMALLER = 4  # times, the second size that units are timed with: far enough for a slope, and an eighth of the time more
 MAX_DEPTH = 3  # of containers in an attribute that are looked into; arbitrary
 _NOT_KEPT = frozenset({"_modules", "_parameters"})
+_CONTAINERS = (list, tuple, set, deque, dict)
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # inputs, targets
 Samples = Mapping[int, Pair]  # by microbatch size
@@ -359,24 +360,33 @@ def _backward(y: Any) -> None:
 def keeps(modules: Iterable[nn.Module], given: Sequence[torch.Tensor | None]) -> bool:
     """Whether a buffer or an attribute of theirs is in the memory of what a forward was given. In a job that is a slot,
     where the next microbatch is to stand."""
-    blocks = {_block(tensor) for tensor in given if tensor is not None} - {0}
-    kept = (value for module in modules for key, value in vars(module).items() if key not in _NOT_KEPT)
-    return bool(blocks) and any(_block(tensor) in blocks for value in kept for tensor in _plainly_in(value, MAX_DEPTH))
+    return any(tensor is not None for tensor in given) and not blocks_kept(modules).isdisjoint(map(block_of, given))
+
+
+def blocks_kept(modules: Iterable[nn.Module]) -> set[int]:
+    """Where the memory of their buffers and attributes begins."""
+    found: set[int] = set()
+    for module in modules:
+        for key, value in vars(module).items():
+            if isinstance(value, torch.Tensor) or (isinstance(value, _CONTAINERS) and value and key not in _NOT_KEPT):
+                found.update(map(block_of, _plainly_in(value, MAX_DEPTH)))
+    return found - {0}
 
 
 def _plainly_in(value: Any, depth: int) -> Iterator[torch.Tensor]:
     """Without a look into objects, whatever they are."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif depth and isinstance(value, (list, tuple, set, deque, dict)):
+    elif depth and isinstance(value, _CONTAINERS):
         for part in list(value.values() if isinstance(value, dict) else value):
             yield from _plainly_in(part, depth - 1)
 
 
-def _block(tensor: torch.Tensor) -> int:
+def block_of(tensor: torch.Tensor | None) -> int:
     """Where its memory begins; 0 of what has none."""
-    has_memory = tensor.layout is torch.strided and not isinstance(tensor, Placeholder)
-    return tensor.untyped_storage().data_ptr() if has_memory else 0
+    if tensor is None or tensor.layout is not torch.strided or isinstance(tensor, Placeholder):
+        return 0
+    return tensor.untyped_storage().data_ptr()
 
 
 def _leaf(value: torch.Tensor) -> torch.Tensor:
