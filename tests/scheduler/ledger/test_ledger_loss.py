@@ -78,9 +78,11 @@ def test_a_loss_after_a_kill_is_refused_with_the_file_and_the_remedy(path: Path,
     lose, problem = LOSSES[loss]
     left_by_a_killed_daemon(path, "a", "b")
     lose(path)
+    log = wal(path).read_bytes() if wal(path).exists() else b""
     for _ in range(2):  # looking at it changes nothing
         with pytest.raises(LedgerError, match=rf"{path}: .*{problem}.*start with --accept-empty-ledger"):
             opened(path)
+    assert (wal(path).read_bytes() if log else b"") == log
     accepted = opened(path, accept_empty=True)
     assert names(accepted) == []
     assert add(accepted, "c") == "c"

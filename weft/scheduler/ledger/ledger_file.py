@@ -89,8 +89,7 @@ def open_file(path: Path, runs_path: Path, *, accept_empty: bool = False) -> sql
         with ExitStack() as undoing:
             connection = sqlite3.connect(path, timeout=0, isolation_level=None)
             undoing.callback(connection.close)
-            _prepare(connection, path)
-            _check_is_newest(connection, path, accept_empty)
+            _prepare(connection, path, accept_empty)
             undoing.pop_all()
     return connection
 
@@ -281,7 +280,7 @@ def _has_runs(state_dir: Path, runs_path: Path) -> bool:
     return runs_path.is_relative_to(state_dir) and runs_path.is_dir() and any(runs_path.iterdir())
 
 
-def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+def _prepare(connection: sqlite3.Connection, path: Path, accept_empty: bool) -> None:
     connection.row_factory = sqlite3.Row
     connection.text_factory = _text
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -300,6 +299,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         )
     if version == 0 and num_tables:
         raise LedgerError(f"{path}: a database of something else, not a Weft ledger; give another state_dir")
+    _check_is_newest(connection, path, accept_empty)
     if version == 0:
         connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
 

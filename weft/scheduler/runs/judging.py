@@ -1,6 +1,6 @@
 """Judging: what comes of an epoch that is over, by its validation and what the job's own function says. On a Run.
 
-lanes stand at the gate ──▶ judge_epoch ──▶ EpochJudged                        where the job has no such function
+lanes stand at the gate ──▶ judge_epoch ──▶ EpochJudged                   where the job has no such function
                                        └──▶ the worker is asked ──▶ answered ──▶ EpochJudged
 """
 
