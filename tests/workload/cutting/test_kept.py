@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._C._dynamo.eval_frame import set_eval_frame
 
 from weft.workload.cutting.cut_step import OtherCallsError
 from weft.workload.cutting.placeholder import Placeholder, PlaceholderError, placeholder_of
@@ -149,14 +150,20 @@ def answer() -> Iterator[Callable[[], Placeholder]]:
     playing.run = None
 
 
+@pytest.mark.parametrize("evaluates", [None, False], ids=["Python", "torch's compiler"])
 def test_a_placeholder_is_made_for_a_run_only_where_somebody_has_that_of_an_earlier_one(
-    answer: Callable[[], Placeholder],
+    answer: Callable[[], Placeholder], evaluates: bool | None
 ) -> None:
-    answer()
-    spare = weakref.ref(answer())
-    assert answer() is spare()
-    kept = [answer() for _ in range(3)]
-    assert [each.is_kept for each in kept] == [True, True, False]
+    """Where torch's compiler evaluates frames, as it may behind a compiled model, calls hold their arguments longer."""
+    before = set_eval_frame(evaluates)
+    try:
+        answer()
+        spare = weakref.ref(answer())
+        assert answer() is spare()
+        kept = [answer() for _ in range(3)]
+        assert [each.is_kept for each in kept] == [True, True, False]
+    finally:
+        set_eval_frame(before)
 
 
 def test_what_another_stage_returns_in_an_object_is_not_taken_for_what_the_step_has_kept() -> None:

@@ -8,6 +8,7 @@ late one the shape is found out when somebody asks for it, or computes with it.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -27,7 +28,7 @@ from weft.workload.cutting.operation import (
     user_line,
     writes,
 )
-from weft.workload.cutting.tape import OF_NOBODY_ELSE, Renewed, answered, playing, references
+from weft.workload.cutting.tape import OF_NOBODY_ELSE, Renewed, answered, playing
 from weft.workload.workload import WorkloadError
 
 _FAKES = FakeTensorMode(allow_non_fake_inputs=True)
@@ -101,8 +102,7 @@ class Placeholder(Renewed):
     def again(self) -> Placeholder:
         if self.run is None:
             return self
-        spare = self._spare
-        if spare is None or references(spare) > OF_NOBODY_ELSE:
+        if (spare := self._spare) is None or sys.getrefcount(spare) > OF_NOBODY_ELSE:
             self._spare = spare = torch.Tensor._make_wrapper_subclass(Placeholder, **self._how)
             spare.__dict__.update(self.__dict__, _spare=None)
         spare.run, spare.came, spare.is_asked = playing.run, None, self.is_asked

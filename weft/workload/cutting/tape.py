@@ -230,17 +230,12 @@ _PLAIN = {type(None), int, float, complex, bool, str, bytes, slice, range, type}
 _PLAIN |= {torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
-def references(spare: object) -> int:
-    """To what its caller has in a variable, and an object in an attribute; see OF_NOBODY_ELSE."""
-    return sys.getrefcount(spare)
-
-
 def _of_nobody_else() -> int:
     holder = SimpleNamespace(spare=object())
     spare = holder.spare
-    count = references(spare)
+    count = sys.getrefcount(spare)
     assert spare is holder.spare  # both have it still
     return count
 
 
-OF_NOBODY_ELSE = _of_nobody_else()  # interpreters count them each in its own way
+OF_NOBODY_ELSE = _of_nobody_else()  # as sys.getrefcount tells it, in a variable and an attribute; interpreters differ
