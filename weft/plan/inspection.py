@@ -328,12 +328,7 @@ class Inspection:
             refused_sizes=dict(data.get("refused_sizes", ())),
             threaded=_threaded(data.get("threaded")),
             small_size=data.get("small_size", 0),  # not in recordings of before it was measured
-            parameters=tuple(
-                ParameterFacts(
-                    **{**parameter, "units": tuple(parameter["units"]), "state": _state(parameter.get("state"))}
-                )
-                for parameter in data["parameters"]
-            ),
+            parameters=tuple(map(_parameter, data["parameters"])),
             **{key: data[key] for key in _PLAIN},
         )
 
@@ -377,6 +372,10 @@ def _values(values: Any) -> tuple[ValueFacts, ...]:
 
 def _threaded(data: Any) -> Threaded | None:
     return data and Threaded(**{**data, "seconds": tuple(tuple(seconds) for seconds in data["seconds"])})
+
+
+def _parameter(data: Mapping[str, Any]) -> ParameterFacts:
+    return ParameterFacts(**{**data, "units": tuple(data["units"]), "state": _state(data.get("state"))})
 
 
 def _state(entries: Any) -> tuple[StateFacts, ...] | None:

@@ -66,31 +66,34 @@ def test_the_slowest_lane_limits_a_plan_whose_data_come_slowly(
     assert plan.limit_cycle == "LOAD(0,0) → LOAD(0,1)"
 
 
+@pytest.fixture
+def loaded_in(
+    plan_of: PlanOf, inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts]
+) -> Callable[[float, int, int], Plan]:
+    """A plan, by the seconds that a microbatch takes to load, the microbatches and the loaders."""
+
+    def made(seconds: float, microbatches: int, loaders: int) -> Plan:
+        inspection = inspection_of([unit_of(0)], load_seconds=seconds)
+        return plan_of(inspection, microbatches=microbatches, loaders=loaders, batch_size=6)
+
+    return made
+
+
 @pytest.mark.parametrize("microbatches", [1, 2, 3])
 @pytest.mark.parametrize("loaders", [1, 2, 3, 4, 5])
 def test_no_iteration_is_predicted_shorter_than_the_limit_where_loaders_take_turns(
-    plan_of: PlanOf,
-    inspection_of: Callable[..., Inspection],
-    unit_of: Callable[..., UnitFacts],
-    microbatches: int,
-    loaders: int,
+    loaded_in: Callable[[float, int, int], Plan], microbatches: int, loaders: int
 ) -> None:
     """Four iterations of a job with three loaders took as long as three, since a round's batches come together."""
-    slow = inspection_of([unit_of(0)], load_seconds=60.0)
-    plan = plan_of(slow, microbatches=microbatches, loaders=loaders, batch_size=6)
+    plan = loaded_in(60.0, microbatches, loaders)
     assert simulate(plan).iteration_seconds == pytest.approx(plan.limit_seconds, rel=0.02)
 
 
 @pytest.mark.parametrize(("microbatches", "loaders"), [(2, 2), (1, 2), (3, 2), (2, 3)])
 def test_more_loaders_share_what_comes_slowly(
-    plan_of: PlanOf,
-    inspection_of: Callable[..., Inspection],
-    unit_of: Callable[..., UnitFacts],
-    microbatches: int,
-    loaders: int,
+    loaded_in: Callable[[float, int, int], Plan], microbatches: int, loaders: int
 ) -> None:
-    inspection = inspection_of([unit_of(0)], load_seconds=5.0)
-    plan = plan_of(inspection, microbatches=microbatches, loaders=loaders, batch_size=6)
+    plan = loaded_in(5.0, microbatches, loaders)
     assert plan.limit_seconds == pytest.approx(max(5.0 / loaders, 3.0) * microbatches)
     count = 8 * loaders
     simulation = simulate(plan, iterations=count)
