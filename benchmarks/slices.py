@@ -168,19 +168,11 @@ def take_turns(parties: Sequence[Sliced], rounds: int, seconds: float) -> str:
     )
 
 
-def medians(*parties: Sequence[Sequence[float] | float]) -> list[list[float]]:
-    """By party, of each round in which all came to LEAST iterations; in others somebody else had the cores. A party may
-    have one number for a slice."""
-    rounds = [each for each in zip(*parties, strict=True) if not any(map(_is_short, each))]
+def medians(*parties: Sequence[Sequence[float]]) -> list[list[float]]:
+    """By party, of each round in which all came to LEAST iterations; in others somebody else had the cores."""
+    rounds = [each for each in zip(*parties, strict=True) if min(map(len, each)) >= LEAST]
     assert 2 * len(rounds) > len(parties[0]), f"only {len(rounds)} of {len(parties[0])} rounds: the machine is too busy"
-    return [
-        [each if isinstance(each, float) else statistics.median(each) for each in row]
-        for row in zip(*rounds, strict=True)
-    ]
-
-
-def _is_short(measured: Sequence[float] | float) -> bool:
-    return not isinstance(measured, float) and len(measured) < LEAST
+    return [[statistics.median(each) for each in row] for row in zip(*rounds, strict=True)]
 
 
 def _between(seconds: Sequence[float], pauses: Sequence[float]) -> list[list[float]]:
