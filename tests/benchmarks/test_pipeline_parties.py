@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pipeline
@@ -40,3 +41,9 @@ def test_a_party_of_the_pipelines_makes_iterations_and_tells_what_they_took(name
         times = list(answer.values()) if name == ALONE else [answer]
         assert all(len(each) == 3 and min(each) > 0 for each in times)
         assert times
+
+
+def test_the_limit_is_of_whole_iterations_of_both_stages_without_a_slice_s_first_ones() -> None:
+    plan: Any = SimpleNamespace(graph=SimpleNamespace(tasks=[SimpleNamespace(id=number) for number in range(3)]))
+    answers = [{"0": [9.0, 1.0, 2.0], "2": [9.0, 5.0, 6.0]}, {"1": [9.0, 3.0, 4.0]}]  # as two processes tell
+    assert pipeline._iterations(plan, answers, uncounted=1) == [[1.0, 3.0, 5.0], [2.0, 4.0, 6.0]]
