@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -119,21 +120,31 @@ def test_a_daemon_that_closes_its_connections_before_it_has_ended_is_told_so_too
     assert nothing_is_left_of(daemon)
 
 
-def test_a_daemon_ends_with_the_process_that_started_it() -> None:
-    child = "import os, signal, sys; from weft.client.embedded import end_with; end_with(int(sys.argv[1]))"
-    child += "; print(flush=True); signal.pause()"
+@pytest.mark.parametrize("ends", ["os.kill(os.getpid(), 9)", "weft.__exit__(None, None, None)"], ids=["killed", "left"])
+def test_a_daemon_ends_with_the_process_that_started_it_and_leaves_nothing_behind(tmp_path: Path, ends: str) -> None:
     parent = (
-        "import os, subprocess, sys\n"
-        f"process = subprocess.Popen([sys.executable, '-c', {child!r}, str(os.getpid())], stdout=subprocess.PIPE)\n"
-        "process.stdout.readline()\n"
-        "os.kill(os.getpid(), 9)\n"
+        "import os\n"
+        "from weft.client.embedded import Daemon\n"
+        f"weft = Daemon(workers=1, threads=1, runs_dir={str(tmp_path / 'runs')!r})\n"
+        "print(weft.__enter__().status()['pid'], flush=True)\n"
+        "input()\n"
+        f"{ends}\n"
     )
-    reading, writing = os.pipe()
-    with subprocess.Popen([sys.executable, "-c", parent], stdin=writing) as process:
-        os.close(writing)
-        process.wait(PROCESS_SECONDS)
-        with open(reading, "rb") as end:
-            assert end.read() == b""  # the child held the writing end too: it has ended
+    with subprocess.Popen(
+        [sys.executable, "-c", parent],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        daemon = os.pidfd_open(int(process.stdout.readline()))
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        ended, _, _ = select.select([daemon], [], [], PROCESS_SECONDS)
+        os.close(daemon)
+        assert ended
+    assert list(tmp_path.glob("weft-*")) == []
 
 
 def test_the_options_of_the_daemon_are_flags_of_its_command(tmp_path: Path) -> None:
@@ -141,6 +152,7 @@ def test_the_options_of_the_daemon_are_flags_of_its_command(tmp_path: Path) -> N
     options = dict(zip(command[5::2], command[6::2], strict=True))
     assert options == {
         "--parent": str(os.getpid()),
+        "--home": "/home",
         "--runtime-dir": "/home/run",
         "--state-dir": "/home/state",
         "--runs-dir": str(tmp_path),

@@ -6,13 +6,14 @@
 
 The daemon is a subprocess in a session of its own, so a Ctrl-C in the terminal reaches only us. On the way out, however
 it is taken, it gets SIGTERM and its drain budget, then SIGKILL for its whole process group, and its directory goes.
-Should we be killed, the kernel sends it SIGTERM (PR_SET_PDEATHSIG): that is tied to the *thread* that enters the block,
-which must therefore live as long as the block does.
+Should we be killed, the kernel sends it SIGTERM (PR_SET_PDEATHSIG), and it removes the directory: that is tied to the
+*thread* that enters the block, which must therefore live as long as the block does.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -137,7 +138,7 @@ class Daemon:
 
     def _command(self, home: Path) -> list[str]:
         # -P: a file in the user's directory that is called like a module of ours must not be taken for it.
-        command = [sys.executable, "-P", "-m", "weft", "daemon", "--parent", str(os.getpid())]
+        command = [sys.executable, "-P", "-m", "weft", "daemon", "--parent", str(os.getpid()), "--home", str(home)]
         command += ["--runtime-dir", str(home / "run"), "--state-dir", str(home / "state")]
         command += ["--runs-dir", str(self._runs_path())]
         for option, value in self._options.items():
@@ -197,8 +198,19 @@ def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="weft-", dir=place if fits else "/tmp", ignore_cleanup_errors=True)
 
 
-def end_with(parent: int) -> None:
-    """Makes this process get SIGTERM when `parent` ends; called in the daemon, by its command line."""
+@contextmanager
+def ending_with(parent: int, home: Path | None) -> Iterator[None]:
+    """In the daemon, by its command line: while in the block this process gets SIGTERM when `parent` ends. home: the
+    directory that goes with the block where nobody else is left to remove it."""
+    _end_with(parent)
+    try:
+        yield
+    finally:
+        if home is not None and os.getppid() != parent:
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def _end_with(parent: int) -> None:
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM) != 0:

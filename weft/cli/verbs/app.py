@@ -5,6 +5,7 @@ A verb imports what it needs when it runs, and no verb but `run --reference` imp
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -162,6 +163,9 @@ def daemon(
     ] = False,
     tell_shape: Annotated[bool, typer.Option("--tell-shape", hidden=True)] = False,
     parent: Annotated[int | None, typer.Option(metavar="PID", help="Stop when it ends.", hidden=True)] = None,
+    home: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Remove it in the end, should the parent be gone.", hidden=True)
+    ] = None,
 ) -> None:
     """Run the daemon in the foreground until SIGTERM.
 
@@ -182,18 +186,17 @@ def daemon(
         from weft.scheduler.daemon.replacing.shape import shape
 
         return _print_json({"version": __version__, "shape": shape()})
-    raise SystemExit(_serve(flags, config, accept_empty_ledger, parent))
+    from weft.client.embedded import ending_with
+
+    with contextlib.nullcontext() if parent is None else ending_with(parent, home):
+        raise SystemExit(_serve(flags, config, accept_empty_ledger))
 
 
-def _serve(flags: dict[str, object], config: Path | None, accept_empty_ledger: bool, parent: int | None) -> int:
+def _serve(flags: dict[str, object], config: Path | None, accept_empty_ledger: bool) -> int:
     """The handover comes first: where it cannot be read, every descriptor is closed that this process has by then."""
     from weft.scheduler.daemon.replacing.handover import Handover
 
     handover = Handover.inherited(os.environ)
-    if parent is not None:
-        from weft.client.embedded import end_with
-
-        end_with(parent)
     handed = None if handover is None else handover.settings()
     from weft.scheduler.daemon.daemon import main as daemon_main
     from weft.spec.settings import load_settings
