@@ -71,7 +71,8 @@ def _print(answer: Answer) -> None:
 
     console = make_console(sys.stdout)
     what = " ".join(answer.settings) or "as it ran"
-    console.print(f"{answer.job}, {answer.iterations} recorded iterations; {what}", soft_wrap=True)
+    iterations = "one recorded iteration" if answer.iterations == 1 else f"{answer.iterations} recorded iterations"
+    console.print(f"{answer.job}, {iterations}; {what}", soft_wrap=True)
     console.print(headline(answer), soft_wrap=True)
     console.print(_table(answer))
     for what, outlook in zip(("as it ran", "what if"), _outlooks(answer), strict=False):

@@ -111,7 +111,10 @@ def _iteration_seconds(recording: Recording) -> list[float]:
     ends = recording.iteration_ends
     seconds = [(ends[i] - ends[i - 1]) / NANOSECONDS for i in sorted(recording.training) if i - 1 in ends]
     if not seconds:
-        raise SpecError(f"{recording.job} has no complete iteration recorded; ask again once it has run a few")
+        raise SpecError(
+            f"{recording.job} has no two training iterations on end recorded, which it takes to time one; ask again "
+            "once it has run a few, or run a job that has ended for more steps"
+        )
     return seconds[min(WARM, len(seconds) - 1) :]
 
 
