@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from weft.cli.screens.display import jobs_table, lanes_table, result_page, show_page, state_sentence, status_page
 from weft.client.console import make_console
@@ -80,6 +82,22 @@ def test_each_lane_is_told_in_percent_of_its_own_time() -> None:
     assert header.split() == ["lane", "forward", "backward", "update", "stall", "gradient", "idle", "made", "up"]
     assert first.split() == ["cpu-0/compute", "25.0", "%", "50.0", "%", "-", "-", "25.0", "%", "-"]
     assert second.split() == ["cpu-0/update", "-", "-", "20.0", "%", "80.0", "%", "-", "0.0", "%"]
+
+
+@pytest.mark.parametrize("width", [45, 80])
+def test_where_a_terminal_is_too_narrow_for_the_lanes_no_word_of_them_is_cut(width: int) -> None:
+    lanes = {
+        "cpu-0/compute": {"forward": 1.0, "backward": 2.0, "stall_activation": 1.0, "stall_dispatch": 0.0},
+        "cpu-0/update": {"update": 1.0, "stall_gradient": 3.0, "stall_slot": 1.0, "made_up": 0.0},
+    }
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, no_color=True, soft_wrap=True)
+    with console.capture() as capture:
+        result_page(console, RESULT, lanes)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capture.get()).splitlines()
+    assert max(map(len, lines)) <= width
+    told = " ".join(" ".join(lines).split())
+    assert "cpu-0/compute forward 25.0 %, backward 50.0 %, stall activation 25.0 %, stall dispatch 0.0 %" in told
+    assert "cpu-0/update update 20.0 %, stall gradient 60.0 %, stall slot 20.0 %, made up 0.0 %" in told
 
 
 def test_a_lane_without_any_time_is_all_zero() -> None:

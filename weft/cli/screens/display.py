@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from weft.client.console import duration, ended_sentence, metrics, number, percent, reason_text, size
+from weft.client.console import PIPE_WIDTH, duration, ended_sentence, metrics, number, percent, reason_text, size
 from weft.plan.kinds import MODES
 from weft.transport.wire.frames import Message
 
@@ -100,7 +100,7 @@ def show_page(console: Console, shown: Message, now: float) -> None:
             console.print(plain_text(line))
     if shown["lanes"]:
         console.print("\nwhere the time went")
-        console.print(lanes_table(shown["lanes"]))
+        console.print(fitted(console, lanes_table(shown["lanes"])))
     if shown["error"]:
         console.print(plain_text(f"\n{shown['error']}"))
 
@@ -111,7 +111,7 @@ def result_page(console: Console, result: Message, lanes: Mapping[str, Mapping[s
     if result.get("error") and not result.get("error_told"):
         console.print(plain_text(result["error"]))
     if lanes:
-        console.print(lanes_table(lanes))
+        console.print(fitted(console, lanes_table(lanes)))
     console.print(_facts(_outcome(result)))
 
 
@@ -137,7 +137,7 @@ def comparison_page(console: Console, comparison: Message, *, check: bool) -> No
     table = make_table(*columns)
     for row in rows:
         table.add_row(*_comparison_cells(row, causes), *(_ANSWERS[row[each]] for each in answers))
-    console.print(table)
+    console.print(fitted(console, table))
     if check and any(row["agrees"] is False for row in rows):
         console.print(_WHY_NOT_AGREED, soft_wrap=True)
     for row in rows:
@@ -221,6 +221,24 @@ def make_table(*columns: str) -> Table:
     for name in columns:
         table.add_column(name.rstrip(">"), justify="right" if name.endswith(">") else "left", overflow="fold")
     return table
+
+
+def fits(console: Console, table: Table) -> bool:
+    """Whether no cell has to be broken."""
+    return console.measure(table, options=console.options.update_width(PIPE_WIDTH)).maximum <= console.width
+
+
+def fitted(console: Console, table: Table) -> Table:
+    """The table; where it is too wide for the console, its first column with what the others say in words."""
+    if fits(console, table):
+        return table
+    narrow = make_table(str(table.columns[0].header), "")
+    narrow.columns[0].no_wrap = True
+    names = [column.header for column in table.columns[1:]]
+    for first, *cells in zip(*(column.cells for column in table.columns), strict=True):
+        told = (f"{name} {cell}" for name, cell in zip(names, cells, strict=True) if str(cell) != _NONE)
+        narrow.add_row(first, plain_text(", ".join(told)))
+    return narrow
 
 
 def plain_text(text: str, style: str = "") -> Text:

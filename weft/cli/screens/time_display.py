@@ -8,8 +8,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from weft.cli.screens.display import make_table, plain_text
-from weft.client.console import PIPE_WIDTH, duration, percent
+from weft.cli.screens.display import fits, make_table, plain_text
+from weft.client.console import duration, percent
 from weft.plan.kinds import MODES
 
 MAX_STEPS: Final = 60  # of the critical path; arbitrary: two screens, and --json has all of them
@@ -27,8 +27,7 @@ def time_page(console: Console, summary: Mapping[str, Any]) -> None:
         _say(console, diagnosis["remedy"])
     _begin(console, "Lanes: percent of each lane's wall time by what it did; residual is what no mode accounts for.")
     table = lanes_time_table(summary["lanes"])
-    fits = console.measure(table, options=console.options.update_width(PIPE_WIDTH)).maximum <= console.width
-    console.print(table if fits else narrow_lanes_table(summary["lanes"]))
+    console.print(table if fits(console, table) else narrow_lanes_table(summary["lanes"]))
     _say(console, _balance_sentence(summary))
     if stalls := [stall for stall in summary["stalls"] if stall["percent"] >= LEAST_PERCENT]:
         _begin(
