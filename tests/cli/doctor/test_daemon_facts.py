@@ -44,6 +44,13 @@ def test_a_daemon_that_answers_is_quoted(runtime: Path) -> None:
     assert (facts.socket, facts.status, facts.why) == ("answers", STATUS, None)
 
 
+def test_of_a_daemon_that_answers_its_own_directories_are_looked_at(runtime: Path) -> None:
+    told = {"state_dir": str(runtime.parent / "its-state"), "runs_dir": str(runtime.parent / "its-runs")}
+    with ScriptedDaemon(runtime / SOCKET_NAME, {"status": [[{"ok": STATUS | told}]]}):
+        facts = read(runtime)
+    assert {"state_dir": facts.state_dir.path, "runs_dir": facts.runs_dir.path} == told
+
+
 def test_one_that_refuses_or_hangs_up_is_silent_and_its_words_are_kept(runtime: Path) -> None:
     refusal = {"error": {"code": "not-yours", "message": "it belongs to uid 7"}}
     with ScriptedDaemon(runtime / SOCKET_NAME, {"status": [[refusal], [HANG_UP]]}):

@@ -56,10 +56,11 @@ def read_daemon(settings: Settings, root: Path = Path("/")) -> DaemonFacts:
     directory = settings.runtime_dir
     kind, status, why = _ask(settings.socket_path)
     pid, held = _lock(directory / LOCK_NAME, root)
+    told = status or {}  # one that runs may have been started with others
     return DaemonFacts(
         runtime_dir=_runtime_directory(directory),
-        state_dir=_storage(settings.state_dir),
-        runs_dir=_storage(settings.runs_path),
+        state_dir=_storage(Path(told.get("state_dir", settings.state_dir))),
+        runs_dir=_storage(Path(told.get("runs_dir", settings.runs_path))),
         socket=kind,
         why=why,
         lock_pid=pid,

@@ -326,6 +326,8 @@ class Service:
             "jobs": {str(state): count for state, count in counts.items()},
             "metrics": self._metrics_url,
             "ledger": self._ledger.health.to_wire(),
+            "state_dir": str(self._settings.state_dir),
+            "runs_dir": str(self._settings.runs_path),
         }
 
     # --- shared
