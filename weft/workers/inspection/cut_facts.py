@@ -112,6 +112,7 @@ class CutInspection:
         self._states = StatesOfRuns(workload.model, train)
         self._restore = self._states.restore
         self._changing: Sequence[str] = ()  # parameters that the step changes by itself
+        self._made_once: frozenset[str] = frozenset()  # as of Recorded
         self._backward_changes: list[str] = []  # parameters and buffers
         self._writing: set[int] = set()  # as of CutTrial, in any run
         self._built = {name for name, _ in named_tensors(workload.model)}  # forward may register others
@@ -185,11 +186,12 @@ class CutInspection:
             seed_others(key)
 
     def _record(self, step: Step, batch: Any) -> tuple[Recorded, StepRecording]:
-        recording = StepRecording(self._model)
+        recording = StepRecording(self._model, self._made_once)
         tensors, skeleton = flatten(batch)
         own = [tensor.clone() for tensor in tensors]
         with self._device.drawing, self._precision(), within(TRIED_STEP, innermost=True):
             recorded = recording.run(step, build(skeleton, own), partial(self._seed, looks=True))
+        self._made_once = recorded.made_once
         self._draws.look()
         if self._others.look():  # what it calls may depend on that
             recorded = dataclasses.replace(recorded, varies=True).with_spares()

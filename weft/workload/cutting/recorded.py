@@ -44,6 +44,7 @@ class Recorded:
     called: frozenset[tuple[int, int]]  # of each call of an opaque module its number, and which of its calls it is
     computed: frozenset[tuple[str, int]]  # of each operation between them what it is and where, and which time there
     varies: bool  # it asks for numbers that it has drawn: another run may call other modules
+    made_once: frozenset[str]  # parameters and buffers that a step writes to: what is made of them has one maker
     result: Any  # of the step
 
     @property

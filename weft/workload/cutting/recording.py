@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -41,9 +41,11 @@ _CLIPPED_BY = {"_clip_grads_with_norm_": "clip_grad_norm_", "_group_tensors_by_d
 
 
 class StepRecording(TorchFunctionMode):
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, made_once: Collection[str] = ()) -> None:
+        """made_once: as of Recorded, of another run of a step."""
         super().__init__()
         self._model = model
+        self._made_once = frozenset(made_once)
         self._visible = visible_modules(model)
         tables = {
             id(each) for top in self._visible if top.kind is CallKind.TRANSPARENT for each in top.module.buffers()
@@ -155,7 +157,8 @@ class StepRecording(TorchFunctionMode):
         fed = self._fed.get(id(tensor))
         if fed is None and id(tensor) in self._names:
             name = self._names[id(tensor)]
-            fed = Fed(self._state[name], 0, name, name, is_state=True, is_of_state=True)
+            is_of_state = name not in self._made_once
+            fed = Fed(self._state[name], 0, name, name, is_state=True, is_of_state=is_of_state)
             self._fed[id(tensor)] = fed
         return fed
 
@@ -199,7 +202,7 @@ class StepRecording(TorchFunctionMode):
         made = made_by(func, args, result)
         if not made and _is_quiet(func):
             return result
-        is_kept = bool(made) and writes_numbers(func) and self._note_written(made[0])
+        written = self._note_written(made[0]) if made and writes_numbers(func) else None
         self._varies |= self._has_drawn and not made
         name = self._loose.next(func) if made else ""
         self._computed[name.removeprefix(f"~{self._loose.call} ").partition("#")[0]] += 1
@@ -207,8 +210,8 @@ class StepRecording(TorchFunctionMode):
         if has_drawn:
             self._draws(name_of(func), is_fed=bool(sources))
         if sources:
-            is_kept |= any(id(tensor) in self._names for tensor in made)  # by the model, so written to only once
-            is_of_state = not is_kept and all(fed.is_of_state for fed in sources)
+            is_kept = any(id(tensor) in self._names for tensor in made)  # by the model, so written to only once
+            is_of_state = not (written or is_kept) and all(fed.is_of_state for fed in sources)
             found = [
                 Fed(
                     tensor,
@@ -222,22 +225,22 @@ class StepRecording(TorchFunctionMode):
                 for leaf, tensor in enumerate(made)
             ]
             asks = "" if made or is_check(func) else asks_for_numbers(func, sources[0].what)
-            self._reads.append(Read(self._region, sources, found, asks=asks))
+            self._reads.append(Read(self._region, sources, found, asks=asks, writes=written or ""))
             for fed in found:
                 self._feed(fed)
         return result
 
-    def _note_written(self, tensor: torch.Tensor) -> bool:
-        """Whether it is the model's, or memory of that."""
+    def _note_written(self, tensor: torch.Tensor) -> str | None:
+        """Its name if it is the model's, or memory of that."""
         memory = memory_of(tensor)
         there = self._memory.get(memory) if memory else None
         name = self._names.get(id(tensor), there)
         if name is None:
-            return False
+            return None
         self._written.add(name)
         if name != there:  # assigned to its .data
             self._memory = {memory: name} | {key: each for key, each in self._memory.items() if each != name}
-        return True
+        return name
 
     def _draws(self, operation: str, *, is_fed: bool) -> None:
         """What depends on the batch alone is drawn by every stage, and with the same numbers if each has drawn what the
@@ -273,6 +276,7 @@ class StepRecording(TorchFunctionMode):
             ),
             computed=frozenset((what, number) for what, count in self._computed.items() for number in range(count)),
             varies=self._varies,
+            made_once=self._made_once | regions.made_once,
             result=result,
         ).with_left_out(self._left_out())
         return recorded.with_spares() if recorded.varies else recorded

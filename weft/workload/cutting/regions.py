@@ -39,6 +39,7 @@ class Read:
     made: list[Fed]  # of an operation
     is_call: bool = False
     asks: str = ""  # what for, where it tells numbers to Python
+    writes: str = ""  # the parameter or buffer that it writes to
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +75,8 @@ class Regions:
         self._until: list[int] = []  # by unit, the last region of it and of those before
         self._unit: dict[Fed, int] = {}  # that has it
         self._place()
+        self._settled: dict[Fed, int] = {}  # what is made of written state in one unit alone, and that unit
+        self.made_once = frozenset(name for name in {read.writes for read in reads} - {""} if not self._settle(name))
         self._needed: dict[Fed, set[int]] = {}  # units
         for read in reversed(reads):  # what it has made is read by later ones alone
             units = self._made_in(read)
@@ -195,13 +198,45 @@ class Regions:
         unit = max(self._unit.get(each, 0) for each in sources)
         return min(max(unit, self._unit_of[region]), max(unit, bisect_left(self._until, region)))
 
-    def _made_in(self, read: Read) -> set[int]:
-        """Units: where a result of state alone is needed in one of them it is made there."""
-        if read.made and all(map(self._is_made_again, read.made)):
-            return set().union(*(self._needed.get(each, ()) for each in read.made))
+    def _settle(self, name: str) -> bool:
+        """Of a buffer that no call has (a count of steps), all that is made of it and of other state, and every write
+        to it, belong to the one unit that needs something of it, the last if none does: each stage comes by the lines
+        that stand before its end. Else a result is made once, where it stands: behind a write it is another one."""
+        group: dict[Fed, None] = {}
+        users: set[int] = set()
+        first_that_may = 0
+        for read in self._reads:
+            own = [fed for fed in read.sources if fed in group or (fed.is_state and fed.name == name)]
+            group |= dict.fromkeys(fed for fed in own if fed.is_state)
+            others = [fed for fed in read.sources if fed not in group]
+            if read.writes == name or (own and read.made and all(fed.is_of_state for fed in others)):
+                group |= dict.fromkeys(read.made)
+                if read.writes:
+                    first_that_may = max(first_that_may, self._unit_with(read.region or 0, others))
+            elif own:
+                users |= self._reader(read)
+        users = users or {len(self._begins) - 1}
+        if len(users) == 1 and max(users) >= first_that_may and all(name not in names for names in self._states):
+            self._settled |= dict.fromkeys((fed for fed in group if not fed.is_state), max(users))
+            self._unit |= self._settled
+            return True
+        for fed in group:
+            fed.is_of_state = False
+        return False
+
+    def _reader(self, read: Read) -> set[int]:
+        """The unit of what is not made of state alone."""
         if read.region is None:
             return {len(self._begins) - 1}
         return {self._unit_of[read.region] if read.is_call else self._unit_with(read.region, read.sources)}
+
+    def _made_in(self, read: Read) -> set[int]:
+        """Units: where a result of state alone is needed in one of them it is made there."""
+        if read.made and read.made[0] in self._settled:
+            return {self._settled[read.made[0]]}
+        if read.made and all(map(self._is_made_again, read.made)):
+            return set().union(*(self._needed.get(each, ()) for each in read.made))
+        return self._reader(read)
 
     def _is_beside(self, read: Read, unit: int) -> bool:
         """Whether a stage that has not the numbers of it runs it, where stages meet at the unit."""
@@ -211,6 +246,8 @@ class Regions:
         return self._unit_with(read.region, read.sources) < unit or read.region < last
 
     def _is_made_again(self, fed: Fed) -> bool:
+        if fed in self._settled:
+            return True
         return fed.is_of_state and not fed.is_state and len(self._needed.get(fed, ())) <= 1
 
     # --- values
