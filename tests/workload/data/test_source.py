@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     IterableDataset,
     RandomSampler,
     Sampler,
@@ -248,6 +249,37 @@ def test_what_gives_no_order_of_samples_is_refused_with_a_remedy(data: Any, text
 
 def test_the_batches_of_a_validation_loader_may_be_of_any_size() -> None:
     assert source(DataLoader(ITEMS, batch_size=7), field="validation").size == 10  # type: ignore[arg-type]
+
+
+class Growing(Dataset[float]):
+    """Its samples depend on the epoch."""
+
+    def __init__(self) -> None:
+        self.scale = torch.zeros(())
+        self.epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch, self.scale = epoch, torch.rand(())
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, number: int) -> float:
+        return self.epoch + float(self.scale)
+
+
+@pytest.mark.parametrize("field", ["train", "validation"])
+@pytest.mark.parametrize("wrap", [lambda data: data, DataLoader], ids=["dataset", "loader"])
+def test_a_dataset_is_told_of_its_epoch_which_can_be_gone_back_to(wrap: Any, field: Any) -> None:
+    made = source(wrap(Growing()), field=field)
+    state = torch.get_rng_state()
+    found = []
+    for epoch in (0, 1, 0):
+        made.order(epoch, 3)
+        found.append(made.dataset[0])
+    assert list(map(int, found)) == [0, 1, 0]
+    assert found[0] == found[2]
+    assert torch.equal(torch.get_rng_state(), state), "nobody else's random numbers are touched"
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 7, 25])

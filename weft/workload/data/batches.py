@@ -144,7 +144,7 @@ class Batches:
             is_first = iteration.epoch == 0 and iteration.start + part.start == 0
             if not is_first and not isinstance(source.dataset, ItemStream):
                 seed_loading(self._seed, 0, 0)
-                skeleton = batch_of(source, source.order(0, self._seed)[: part.size].tolist())[1]
+                skeleton = batch_of(source, source.order_of_pass(0, self._seed)[: part.size].tolist())[1]
             self._structures[source.field] = skeleton
         return self._structures[source.field]
 

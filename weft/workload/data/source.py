@@ -1,7 +1,8 @@
 """Sources: what a user gives as data, and which of its samples an epoch has, in which order.
 
     a pair, or with a step any tree, of tensors   samples along the first dimension
-    a map-style dataset                           `__getitems__` where it has one, or `__getitem__`, and `__len__`
+    a map-style dataset                           `__getitems__` where it has one, or `__getitem__`, and `__len__`;
+                                                  `set_epoch(e)`, where it has one, before those of epoch e
     an iterable dataset                           its items as they come (`weft.workload.data.stream`)
     a DataLoader                                  its dataset, collate_fn, drop_last and sampler; its workers are not
 
@@ -16,8 +17,9 @@ and an epoch is a run of these: it may be a part of one, or reach over the ends 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -139,15 +141,18 @@ class DataSource:
             self.dataset.rewind()
 
     def _begin(self, number: int, seed: int) -> None:
+        """A dataset's samples may depend on the pass (a curriculum), as a stream's do."""
         if isinstance(self.dataset, ItemStream):
             self.dataset.begin(number, seed)
+        elif callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
+            with _seeded(seed + number), within(f"in set_epoch of Workload.{self.field}, epoch {number}"):
+                set_epoch(number)
 
     def _sampled(self, sampler: Iterable[int], epoch: int, seed: int) -> torch.Tensor:
-        with torch.random.fork_rng(devices=[]), within(f"in the sampler of Workload.{self.field}, epoch {epoch}"):
+        with _seeded(seed + epoch), within(f"in the sampler of Workload.{self.field}, epoch {epoch}"):
             if callable(set_epoch := getattr(sampler, "set_epoch", None)):
                 set_epoch(epoch)
-            torch.default_generator.manual_seed(seed + epoch)
-            seed_others(seed + epoch)
+                _seed(seed + epoch)
             if isinstance(own := getattr(sampler, "generator", None), torch.Generator):
                 own.manual_seed(seed + epoch)
             numbers = list(sampler)
@@ -246,6 +251,19 @@ def _of_loader(
         num_items=size,
         size=_kept(size, divisor, field) if drop_last and divisor is not None else size,
     )
+
+
+@contextlib.contextmanager
+def _seeded(key: int) -> Iterator[None]:
+    """What runs inside draws by the key, and torch's generator is behind it what it was."""
+    with torch.random.fork_rng(devices=[]):
+        _seed(key)
+        yield
+
+
+def _seed(key: int) -> None:
+    torch.default_generator.manual_seed(key)
+    seed_others(key)
 
 
 def _gives_several(dataset: Any) -> bool:
