@@ -529,6 +529,18 @@ def test_a_step_that_clips_what_is_no_gradient_yet_is_refused(clip: Any) -> None
     assert vars(clip_grad) == helpers
 
 
+def test_a_step_that_scales_its_loss_is_refused_since_nothing_scales_its_gradients_back() -> None:
+    before = torch.amp.GradScaler.scale
+    scaler = torch.amp.GradScaler("cpu")
+    scaled = step_with(lambda model: scaler.scale(model(torch.ones(1, 3)).sum()))
+    with pytest.raises(WorkloadError, match=r"the step scales by a GradScaler at .*; leave it out, as backward\(\): "):
+        inspect(workload_of(nn.Linear(3, 2), **scaled), spec_of())
+    assert torch.amp.GradScaler.scale is before
+    off = torch.amp.GradScaler("cpu", enabled=False)
+    unscaled = step_with(lambda model: off.scale(model(torch.ones(1, 3)).sum()))
+    assert inspect(workload_of(nn.Linear(3, 2), **unscaled), spec_of())
+
+
 def test_a_step_may_ask_for_the_norm_of_the_weights() -> None:
     norm = step_with(lambda model: nn.utils.get_total_norm(list(model.parameters())))
     assert inspect(workload_of(nn.Linear(3, 2), **norm), spec_of())

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
@@ -77,7 +78,13 @@ class StepRecording(TorchFunctionMode):
     def run(self, step: Step, batch: Any, seed: Seed) -> Recorded:
         refusing = register_optimizer_step_pre_hook(_refuse_update)
         try:
-            with _refusing_to_clip(), listening(self._visible, self), self.numbers.running(seed), self:
+            with (
+                _refusing_to_clip(),
+                _refusing_to_scale(),
+                listening(self._visible, self),
+                self.numbers.running(seed),
+                self,
+            ):
                 result = step(self._model, batch)
         finally:
             refusing.remove()
@@ -328,6 +335,26 @@ def _refuse_to_clip(name: str) -> NoReturn:
         f"the step calls {name} at {user_line()}, and the gradient that it is to clip comes after the step; leave it "
         "out, as backward(): strategy.clip_norm bounds the norm of the whole gradient"
     )
+
+
+@contextlib.contextmanager
+def _refusing_to_scale() -> Iterator[None]:
+    """What a GradScaler multiplies a loss by, its step() takes from the gradients, and here nobody calls that."""
+    before = GradScaler.scale
+
+    def scale(scaler: GradScaler, outputs: Any) -> Any:
+        if not scaler.is_enabled():
+            return before(scaler, outputs)
+        raise WorkloadError(
+            f"the step scales by a GradScaler at {user_line()}, and nothing would divide the gradients by that again; "
+            "leave it out, as backward(): torch.autocast with bfloat16, or strategy.precision = 'bf16', needs none"
+        )
+
+    GradScaler.scale = scale  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        GradScaler.scale = before  # type: ignore[method-assign]
 
 
 def _is_alike(given: torch.Tensor, made: torch.Tensor) -> bool:
