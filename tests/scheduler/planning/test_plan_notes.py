@@ -55,6 +55,17 @@ def test_a_line_says_over_how_many_samples_batch_statistics_are_taken(
     assert text in note
 
 
+def test_a_line_says_what_a_step_changes_with_each_microbatch(
+    inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts], spec_of: Callable[..., Any]
+) -> None:
+    inspection = dataclasses.replace(inspection_of([unit_of(0)]), written=("steps", "teacher.weight"))
+    (note,) = plan_notes(spec_of(batch_size=8, microbatches=4), inspection, None)
+    assert note.startswith(
+        "state: the step itself changes steps, teacher.weight, with each of the 4 microbatches of a "
+    )
+    assert list(plan_notes(spec_of(batch_size=8, microbatches=1), inspection, None)) == []
+
+
 def test_nothing_is_said_where_every_batch_is_whole_or_nothing_depends_on_it(
     inspection_of: Callable[..., Inspection],
     unit_of: Callable[..., UnitFacts],

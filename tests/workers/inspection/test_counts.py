@@ -98,4 +98,5 @@ def test_a_count_of_steps_stands_in_the_way_of_no_cut_but_where_it_goes_back(ste
     told = told_of(step)
     assert told["cut_problems"] == []
     assert [unit["name"] for unit in told["units"]] == ["inlet", "middle", "head"]
+    assert told["written"] == ["steps"]
     assert any(unit["tied_to"] for unit in told["units"]) is tied

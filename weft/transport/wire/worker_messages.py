@@ -176,6 +176,7 @@ class _Facts(TypedDict):
     data_bytes: _Whole | None
     batch_modules: list[str]
     lost_attributes: NotRequired[list[str]]
+    written: NotRequired[list[str]]
     keeps_elsewhere: NotRequired[bool]
     mixes_microbatches: NotRequired[bool]
     loss_in_parts: NotRequired[Annotated[list[float], Field(min_length=2, max_length=2)] | None]

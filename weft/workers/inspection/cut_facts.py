@@ -113,6 +113,7 @@ class CutInspection:
         self._restore = self._states.restore
         self._changing: Sequence[str] = ()  # parameters that the step changes by itself
         self._made_once: frozenset[str] = frozenset()  # as of Recorded
+        self._written: list[str] = []  # as of Ran
         self._backward_changes: list[str] = []  # parameters and buffers
         self._writing: set[int] = set()  # as of CutTrial, in any run
         self._built = {name for name, _ in named_tensors(workload.model)}  # forward may register others
@@ -154,6 +155,7 @@ class CutInspection:
             metrics=self._metrics or list(self._workload.metrics),
             users=self._users(recorded),
             changing=self._changing,
+            written=self._written,
             skipped_calls=pickled(skipped.needed, recorded.redraws),
             draws=self._draws.were_there,
             seeds_others=self._others.have_drawn,
@@ -213,6 +215,7 @@ class CutInspection:
             del recorded, recording
             self._restore()
             recorded, recording = self._fullest()
+        self._written = recording.written if self._learns else []
         if not self._learns:
             self._metrics = [name for name in self._results(recorded.result) if name != "loss"]
         return recorded, self._ran(recorded, recording)

@@ -39,6 +39,7 @@ class Ran:
     seeds_others: bool = False
     varying_shapes: Sequence[tuple[int, ...]] = ()
     changing: Sequence[str] = ()  # parameters that were seen to be changed by the step itself
+    written: Sequence[str] = ()  # these, and buffers that it writes to by lines between modules
 
     def facts(self) -> dict[str, Any]:
         """What of it is in the wire form of weft.plan.inspection.Inspection as it is here."""
@@ -53,6 +54,7 @@ class Ran:
             "skipped_calls": self.skipped_calls,
             "draws": self.draws,
             "seeds_others": self.seeds_others,
+            "written": list(self.written),
             "varying_shapes": [list(shape) for shape in self.varying_shapes],
         }
 

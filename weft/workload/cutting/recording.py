@@ -100,6 +100,11 @@ class StepRecording(TorchFunctionMode):
             if name in self._written or self._state[name]._version != version
         )
 
+    @property
+    def written(self) -> list[str]:
+        """Parameters and buffers that it has seen the step write to, between modules, and parameters that any has."""
+        return sorted(self._written.union(self.changed))
+
     @contextlib.contextmanager
     def installed_again(self, seed: Seed) -> Iterator[None]:
         """The backward of such a run."""
