@@ -200,22 +200,26 @@ class Regions:
 
     def _settle(self, name: str) -> bool:
         """Of a buffer that no call has (a count of steps), all that is made of it and of other state, and every write
-        to it, belong to the one unit that needs something of it, the last if none does: each stage comes by the lines
-        that stand before its end. Else a result is made once, where it stands: behind a write it is another one."""
+        to it, belong to the one unit that needs something of it, the last if none does and nothing else goes into it:
+        each stage comes by the lines that stand before its end. Else a result is made once, where it stands: behind a
+        write it is another one."""
         group: dict[Fed, None] = {}
         users: set[int] = set()
-        first_that_may = 0
+        first_that_may, takes_more = 0, False
         for read in self._reads:
             own = [fed for fed in read.sources if fed in group or (fed.is_state and fed.name == name)]
             group |= dict.fromkeys(fed for fed in own if fed.is_state)
             others = [fed for fed in read.sources if fed not in group]
-            if read.writes == name or (own and read.made and all(fed.is_of_state for fed in others)):
+            is_of_state = own and read.made and not read.writes and all(fed.is_of_state for fed in others)
+            if read.writes == name or is_of_state:
                 group |= dict.fromkeys(read.made)
                 if read.writes:
+                    takes_more |= bool(others)
                     first_that_may = max(first_that_may, self._unit_with(read.region or 0, others))
             elif own:
                 users |= self._reader(read)
-        users = users or {len(self._begins) - 1}
+        if not users and not takes_more:
+            users.add(len(self._begins) - 1)
         if len(users) == 1 and max(users) >= first_that_may and all(name not in names for names in self._states):
             self._settled |= dict.fromkeys((fed for fed in group if not fed.is_state), max(users))
             self._unit |= self._settled
