@@ -7,7 +7,7 @@ import functools
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import numpy as np
@@ -722,6 +722,27 @@ def test_modules_that_depend_on_the_batch_are_told_by_name_and_kind() -> None:
     told = inspect(workload_of(model, train=(torch.randn(8, 3), torch.randn(8, 2))), spec_of(4))
     assert told["batch_modules"] == ["1.0 (Own)", "2 (BatchNorm1d)"]
     assert inspect(workload_of(nn.Sequential(nn.Linear(3, 2))), spec_of())["batch_modules"] == []
+
+
+class Taught(nn.Module):
+    """By a teacher that stays in eval()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher, self.student = (nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)) for _ in range(2))
+
+    def train(self, mode: bool = True) -> Taught:
+        super().train(mode)
+        self.teacher.eval()
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, self.student(x) + self.teacher(x))
+
+
+def test_a_norm_that_stays_in_eval_does_not_depend_on_the_batch() -> None:
+    data = torch.randn(8, 3), torch.randn(8, 2)
+    assert inspect(workload_of(Taught(), train=data), spec_of(4))["batch_modules"] == ["student.1 (BatchNorm1d)"]
 
 
 class Ticking(HostDevice):

@@ -322,7 +322,7 @@ def _inspected(
         "on_epoch": learns and workload.on_epoch is not None,
         "epoch_metrics": list(workload.epoch_metrics) if learns else [],
         **scheduler_facts(workload, scheduler),
-        "batch_modules": _batch_modules(workload.model),
+        "batch_modules": _batch_modules(workload.model, learns=learns),
         "lost_attributes": attributes.lost() if learns else [],
         "loose_parameter": loose_parameter,
         **again,
@@ -385,10 +385,13 @@ def _device_updates(specs: Sequence[JobSpec], device: Device) -> bool:
     return any(each.strategy.update != "cpu" and not any(each.strategy.staleness_list) for each in specs)
 
 
-def _batch_modules(model: nn.Module) -> list[str]:
-    """By their types: torch's batch norms and what is made of them. What another one does nobody can tell."""
+def _batch_modules(model: nn.Module, *, learns: bool) -> list[str]:
+    """By their types: torch's batch norms and what is made of them, but those that the model's own `train()` leaves in
+    eval(), which go by their statistics. What another one does nobody can tell."""
+    model.train(learns)
     return [
         f"{name or 'the model'} ({type(module).__name__})"
         for name, module in model.named_modules()
         if isinstance(module, _NormBase) and not isinstance(module, _InstanceNorm)
+        if module.training or module.running_mean is None
     ]
