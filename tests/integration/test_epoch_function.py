@@ -126,3 +126,37 @@ def test_a_change_of_it_acts_or_is_refused(machine: Any, tmp_path: Path, change:
     saved = load_file(ended["model"])
     for name, value in train(spec).state.items():
         assert torch.allclose(saved[name], value, rtol=1e-12, atol=1e-12), name
+
+
+BESIDE = """
+import torch
+from torch import nn
+
+import weft
+
+WEIGHT = {"now": 1.0}
+
+
+def step(model, batch):
+    return WEIGHT["now"] * model(batch[0]).square().mean()
+
+
+def on_epoch(values):
+    WEIGHT["now"] *= 0.5
+
+
+def workload():
+    WEIGHT["now"] = 1.0
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    return weft.Workload(model, (torch.randn(8, 4),), step=step, optimizer=torch.optim.SGD, on_epoch=on_epoch)
+"""
+
+
+@pytest.mark.slow(seconds=2)
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_global_that_the_step_reads_acts_or_is_refused(machine: Any, stages: int) -> None:
+    spec = machine.spec(BESIDE, strategy={"stages": stages}, epochs=2, batch_size=4)
+    ended = machine.client.wait(machine.submit(spec), 60)
+    assert ended["state"] == ("completed" if stages == 1 else "failed")
+    if stages == 2:
+        assert "Workload.on_epoch has changed Workload.step.WEIGHT, of which" in machine.log_of(ended["job"])

@@ -17,6 +17,7 @@ from torch import nn
 
 from weft.plan.worker_view import WorkerView
 from weft.workers.snapshots.attributes import Attributes
+from weft.workers.snapshots.read_elsewhere import ReadElsewhere
 from weft.workload.code.functions import found_from
 from weft.workload.cutting.names import slots_of
 from weft.workload.cutting.placeholder import Placeholder
@@ -42,6 +43,7 @@ class WholeModel:
                 self._elsewhere.append(weakref.ref(unit))
         self._optimizers = [each for _, each in found_from(workload.on_epoch, "on_epoch", torch.optim.Optimizer)]
         self._is_alone = len(view.stages) == sum(replica.num_stages for replica in view.replicas)
+        self._read_elsewhere = ReadElsewhere(workload, is_alone=self._is_alone)
         self._has_one_replica = len(view.replicas) == 1
         self._updates = self._is_alone and view.synchronisation is None  # by the user's own optimizer
         self._is_shared = not any(replica.private or replica.device == "gpu" for replica in view.replicas)
@@ -57,7 +59,7 @@ class WholeModel:
             own = {name: _with_storage(each) for name, each in state.items()}
             shown = [*self._parameters(model, own), *self._buffers(model, own)]
         attributes = Attributes({} if model is None or self._is_alone else dict(model.named_modules()))
-        before = self._flags(model)
+        before, values = self._flags(model), self._read_elsewhere.values()
         try:
             for each in shown:
                 each.begin()
@@ -65,6 +67,9 @@ class WholeModel:
             changed = [each.name for each in shown if each.has_changed()]
             changed += [name for name, flag in self._flags(model).items() if before.get(name, flag) != flag]
             kept = attributes.changed().items()
+            changed += [
+                name for name, value in self._read_elsewhere.values().items() if values.get(name, value) != value
+            ]
             changed += [f"{module}.{key}".lstrip(".") for module, of_module in kept for key in of_module]
         finally:
             for each in shown:
@@ -73,7 +78,7 @@ class WholeModel:
             raise WorkloadError(
                 f"Workload.on_epoch has changed {changed[0]:.80}, of which other processes have parts or copies of "
                 "their own; change it in the step, or in the model's train(), which each of them calls before each "
-                "epoch, and learning rates by Workload.scheduler"
+                "epoch, what a dataset goes by in its set_epoch(e), and learning rates by Workload.scheduler"
             )
 
     def _flags(self, model: nn.Module | None) -> dict[str, Any]:
