@@ -387,7 +387,7 @@ def test_a_cut_is_tried_in_validation_too() -> None:
             x = self.first(x)
             kept = x[:, :2] * 2  # which crosses as a loose result, so somebody looks at this function in the last stage
             x = self.last(self.middle(x)) + kept
-            return x if self.training or not torch.overrides.has_torch_function((x,)) else x * 2
+            return x if self.training or not torch._C._len_torch_function_stack() else x * 2
 
     workload = workload_of(Looking())
     problems = inspect(dataclasses.replace(workload, validation=workload.train), spec_of())["cut_problems"]

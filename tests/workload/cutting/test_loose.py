@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from weft.workload.cutting.cut_step import Sent
+from weft.workload.cutting.loose import LooseNames, LooseResults
 from weft.workload.cutting.placeholder import PlaceholderError
 
 _CUT = runpy.run_path(str(Path(__file__).with_name("test_cut_step.py")))
@@ -267,3 +268,18 @@ def test_where_it_cannot_be_run_there_it_is_told_with_its_place_and_a_way_out(fo
         assert f" at tests/workload/cutting/{Path(__file__).name}:" in told
         assert why in told
         assert told.endswith("which is called for every batch, or cut elsewhere (strategy.split)")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_a_module_of_torchs_does_not_notice_that_somebody_looks() -> None:
+    """With nobody looking it leaves out what is padding, and has zeros there."""
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2).eval()
+    x, padding = torch.randn(2, 3, 4), torch.tensor([[False, False, True], [False, False, False]])
+    asked, names = torch.overrides.has_torch_function, list[str]()
+    with torch.no_grad():
+        plain = encoder(x, src_key_padding_mask=padding)
+        with LooseResults(LooseNames(), lambda name, tensor: names.append(name)):
+            seen = encoder(x, src_key_padding_mask=padding)
+    assert names
+    assert torch.equal(seen, plain)
+    assert torch.overrides.has_torch_function is asked

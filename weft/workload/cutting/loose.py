@@ -16,10 +16,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Self
 
 import torch
+from torch import overrides
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
@@ -76,6 +77,22 @@ class LooseResults(TorchFunctionMode):
         super().__init__()
         self._names, self._seen = names, seen
         self._is_paused = False
+        self._asked = overrides.has_torch_function
+
+    def __enter__(self) -> Self:
+        """Between its blocks a module of torch may ask whether somebody looks, as an `nn.TransformerEncoder` does, and
+        it computes in another way then."""
+        self._asked, overrides.has_torch_function = overrides.has_torch_function, self._has_torch_function
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *of_error: Any) -> None:
+        super().__exit__(*of_error)  # type: ignore[no-untyped-call]
+        overrides.has_torch_function = self._asked
+
+    def _has_torch_function(self, args: Iterable[Any]) -> bool:
+        with aside(self):
+            return bool(self._asked(args))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
