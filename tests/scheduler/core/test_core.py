@@ -45,7 +45,7 @@ from weft.scheduler.core.events import (
     WorkerReleased,
 )
 from weft.scheduler.core.job import Phase
-from weft.scheduler.core.outcomes import MAX_DIRECTORY_LOSSES, MAX_LOSSES, MEMORY_REMEDY
+from weft.scheduler.core.outcomes import MAX_DIRECTORY_LOSSES, MAX_LOSSES, MEMORY_REMEDY, OF_SENT_SIGNAL
 from weft.scheduler.core.state import IllegalMove
 
 ACTIVE = [Phase.PLANNING, Phase.PREPARING, Phase.RUNNING, Phase.SAVING]
@@ -449,8 +449,9 @@ OF_NATIVE_CODE = "native code that the job calls does so; workers.log in the dae
     ("exit_code", "message", "told"),
     [
         (-11, "cpu-0 died of signal 11 (SIGSEGV) while it ran this job (attempt 1); " + OF_NATIVE_CODE, 139),
-        (-40, "cpu-0 died of signal 40 while it ran this job (attempt 1); " + OF_NATIVE_CODE, 168),
+        (-40, "cpu-0 died of signal 40 while it ran this job (attempt 1); " + OF_SENT_SIGNAL, 168),
         (-6, "cpu-0 died of signal 6 (SIGABRT) while it ran this job (attempt 1); " + OF_NATIVE_CODE, 134),
+        (-15, "cpu-0 died of signal 15 (SIGTERM) while it ran this job (attempt 1); " + OF_SENT_SIGNAL, 143),
         (17, "the job's code ended cpu-0 with exit code 17; it must raise an exception instead", 17),
         (0, "the job's code ended cpu-0 with exit code 0; it must raise an exception instead", 1),
     ],

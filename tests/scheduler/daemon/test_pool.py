@@ -287,6 +287,20 @@ async def test_a_directory_that_answers_lives_as_long_as_it_does(linked: Linked)
     assert linked.theirs.recv(1 << 16).count(b"arenas") == 3, "it is not asked again before it has answered"
 
 
+async def test_a_directory_that_has_served_begins_at_once_again(linked: Linked) -> None:
+    """Each that was ended by SIGTERM, however long it had served, had jobs wait longer for the next one."""
+    as_child(linked, DIRECTORY)
+    linked.pool._directory_failures = 7
+    await linked.send(encode({"type": "joined"}))
+    assert linked.pool._directory_failures == 7, "one that only begins may end in the same way again"
+    linked.looks(1)
+    await linked.send(encode({"type": "there"}))
+    linked.theirs.close()
+    linked.pool._server_said({"exited": DIRECTORY, "pid": linked.process.pid, "code": -signal.SIGTERM})
+    await until(lambda: not linked.pool.has(DIRECTORY))
+    assert back_off.back_off(linked.pool._directory_failures) == 0.0
+
+
 async def test_one_that_works_without_an_answer_is_left_alone(linked: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
     as_child(linked, SAVER)
     seconds = itertools.count()

@@ -25,11 +25,18 @@ from weft.transport.wire.frames import LINK_GONE_EXIT
 MAX_LOSSES = 2  # of workers to SIGKILL while a job comes no further; the third is no accident
 MAX_DIRECTORY_LOSSES = 10  # in one job; arbitrary: it runs none of the job's code, and may die of what others do
 SIGKILL_EXIT = -9
+_OF_NATIVE_CODE = frozenset(  # what the kernel, or abort(), sends to who has done something wrong
+    -getattr(signal, name) for name in ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
+)
 LINK_REMEDY = "the job's code must leave Weft's descriptors alone, and end what it forks by os._exit"
 OUT_OF_MEMORY, CORRUPTED = "out-of-memory", "corrupted"
 _OF_STRATEGIES = frozenset({OUT_OF_MEMORY, "shared-memory", "invalid-plan"})
 _OF_DEVICES = frozenset({"user-error", "invalid-workload", "internal", "worker-lost"})  # code may be for the host alone
 MEMORY_REMEDY = "give smaller microbatches, more stages, or recompute = true"
+OF_SENT_SIGNAL = (
+    "the job's code has sent it, or has set a timer that did; or another program has (kill, earlyoom), and then the "
+    "job can go on from its checkpoint: `weft resume JOB`, or `weft run SPEC --resume DIR`"
+)
 HUNG_REMEDY = "stacks-*.txt in the run directory have where it was; what only takes long needs more job.hang_seconds"
 EXIT_HUNG = 1
 EXIT_SOFTWARE = 70  # sysexits.h: the fault is ours, not the job's
@@ -72,7 +79,8 @@ def _of_one(event: WorkerLost, job: Job) -> Outcome:
         message = f"{event.worker} was killed; the job {_again(job)}"
         return Outcome("recovering", "worker-lost", message)
     if code is not None and code < 0:
-        message = f"{event.worker} {losses.how(event)} while it ran this job (attempt {job.attempt}); {_remedy(code)}"
+        when = f"while it ran this job (attempt {job.attempt})"
+        message = f"{event.worker} {losses.how(event)} {when}; {_remedy(code)}"
         return Outcome("failed", "worker-lost", message, 128 - code)
     if code == LINK_GONE_EXIT:
         return Outcome("failed", "worker-lost", f"{event.worker} found its link closed or replaced; {LINK_REMEDY}", 1)
@@ -138,7 +146,9 @@ def _again(job: Job) -> str:
 def _remedy(code: int) -> str:
     if code == SIGKILL_EXIT:
         return f"where memory ran out, {MEMORY_REMEDY}"
-    return "native code that the job calls does so; workers.log in the daemon's state directory may say more"
+    if code in _OF_NATIVE_CODE:
+        return "native code that the job calls does so; workers.log in the daemon's state directory may say more"
+    return OF_SENT_SIGNAL
 
 
 def of_lost_directory(message: str, job: Job) -> Outcome:

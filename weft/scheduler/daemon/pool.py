@@ -364,6 +364,8 @@ class Pool:
             self._on_message(child.name, message)
         elif child.role == SAVER:
             child.answer = message
+        elif message.get("type") == "there":  # it serves: whatever ends it now, its start has not failed
+            self._directory_failures = 0
 
     def _child_closed(self, child: Child) -> None:
         child.closed = True
@@ -374,8 +376,7 @@ class Pool:
             del self._children[child.name]
             shortage = self._shortage(child)
             if child.role == DIRECTORY:
-                was_killed = child.exit_code == -signal.SIGKILL  # from outside, which says nothing of the next one
-                self._directory_failures = 0 if was_killed else self._directory_failures + 1
+                self._directory_failures += child.exit_code != -signal.SIGKILL  # from outside: nothing of its own
                 self._on_directory_lost()
             elif child.role == SAVER:
                 killed = f"was killed: {child.killed_for}" if child.killed_for else ""
