@@ -116,6 +116,32 @@ def test_it_is_installed_where_the_shell_reads_it_once_however_often(
         assert (tmp_path / ".bashrc").read_text().split() == ["source", f"'{written}'"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("shell", "file"), [("bash", ".bashrc"), ("zsh", ".zshrc")])
+def test_what_the_user_has_in_the_shells_file_stays_byte_by_byte(
+    environment: dict[str, str], tmp_path: Path, shell: str, file: str
+) -> None:
+    """It was written anew, as text: one in another encoding was an error, and one on a full disk lost."""
+    precious = b"# caf\xe9\r\nalias ll='ls -l'"
+    (tmp_path / file).write_bytes(precious)
+    assert weft(environment, "completion", shell, "--install").returncode == 0
+    there = (tmp_path / file).read_bytes()
+    assert there.startswith(precious + b"\n")
+    assert weft(environment, "completion", shell, "--install").returncode == 0
+    assert (tmp_path / file).read_bytes() == there
+
+
+def test_a_line_for_which_there_is_no_room_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    """Half of it would end the shell's start with an error."""
+    file = tmp_path / ".bashrc"
+    file.write_bytes(b"alias ll='ls -l'\n")
+    added = "import resource; from pathlib import Path; from weft.cli.verbs.completion import _add\n"
+    added += f"resource.setrlimit(resource.RLIMIT_FSIZE, (25, 25)); _add(Path({str(file)!r}), 'source nothing')"
+    done = subprocess.run([sys.executable, "-c", added], capture_output=True, text=True, timeout=PROCESS_SECONDS)
+    assert f"{file} cannot be written: No space left on device; make room, and try again" in done.stderr
+    assert file.read_bytes() == b"alias ll='ls -l'\n"
+
+
 def test_another_shell_is_refused_with_those_that_are_known(environment: dict[str, str]) -> None:
     done = weft(environment, "completion", "tcsh")
     assert done.returncode == 2

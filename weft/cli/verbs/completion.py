@@ -5,15 +5,18 @@ The shell runs `weft` with the line so far in its environment; typer answers, an
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Container
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from weft.cli.exits import guarded
+from weft.cli.recordings.whole_file import write_whole
 from weft.spec.job_state import TERMINAL_STATES, UNFINISHED_STATES, JobState
 
 PROGRAM = "weft"  # however it was started: the shell completes what its user types, and asks by that name
@@ -25,6 +28,13 @@ class Shell(StrEnum):
     BASH = "bash"
     ZSH = "zsh"
     FISH = "fish"
+
+
+PLACES = {  # below the user's home, of what makes a shell complete
+    Shell.BASH: f".bash_completions/{PROGRAM}.sh",
+    Shell.ZSH: f".zfunc/_{PROGRAM}",
+    Shell.FISH: f".config/fish/completions/{PROGRAM}.fish",
+}
 
 
 @guarded
@@ -44,9 +54,39 @@ def completion(
     if not install:
         print(machinery.get_completion_script(**names))  # type: ignore[attr-defined]  # of a module below it
         return
-    _, path = machinery.install(**names)  # type: ignore[attr-defined]  # the same
-    print(path)
+    print(_install(shell, machinery.get_completion_script(**names)))  # type: ignore[attr-defined]  # the same
     print(f"weft: {shell} completes from its next start on", file=sys.stderr)
+
+
+def _install(shell: Shell, script: str) -> Path:
+    """Where typer's own installer has it, which would write the user's file anew, as text, to add a line to it."""
+    home = Path.home()
+    path = home / PLACES[shell]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, [f"{script}\n".encode()])
+    if shell is Shell.BASH:
+        _add(home / ".bashrc", f"source '{path}'")
+    elif shell is Shell.ZSH:
+        _add(home / ".zshrc", "fpath+=~/.zfunc; autoload -Uz compinit; compinit")
+        _add(home / ".zshrc", "zstyle ':completion:*' menu select", unless=b"zstyle")
+    return path
+
+
+def _add(path: Path, line: str, unless: bytes = b"") -> None:
+    """At the end, if it is not there. What is there stays as it is, byte by byte, also where the disk is full."""
+    with open(path, "a+b", buffering=0) as file:
+        file.seek(0)
+        there = file.read()
+        if (unless or line.encode()) in there:
+            return
+        parted = b"\n" if there and not there.endswith(b"\n") else b""
+        told = parted + line.encode() + b"\n"
+        try:
+            if file.write(told) != len(told):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            file.truncate(len(there))
+            raise OSError(f"{path} cannot be written: {error.strerror}; make room, and try again") from error
 
 
 def prepare_answers() -> None:
