@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ from weft.spec.presets import AUTO
 from weft.transport.wire.frames import Message
 
 if TYPE_CHECKING:
+    import torch
+
     from weft.reference.loop import ReferenceResult
 
 MAX_RUNS_OF_ONE_NAME = 10_000
@@ -85,17 +88,34 @@ def _new_directory(runs_dir: Path, name: str) -> Path:
 
 
 def _write_run(run_dir: Path, trained: ReferenceResult) -> Path:
-    from safetensors.torch import save_file
-
-    with open(run_dir / "metrics.jsonl", "w", encoding="utf-8") as file:
+    metrics, model = run_dir / "metrics.jsonl", run_dir / "model.safetensors"
+    with _writing(metrics), open(metrics, "w", encoding="utf-8") as file:
         measured = trained.measured or [{"loss": loss} for loss in trained.losses]
         for step, values in enumerate(measured, start=1):
             file.write(json.dumps({"step": step, **values}) + "\n")
-    model = run_dir / "model.safetensors"
-    save_file({name: tensor.contiguous() for name, tensor in trained.state.items()}, model)
+    _save(trained.state, model)
     if trained.best is not None:
-        save_file({name: tensor.contiguous() for name, tensor in trained.best.items()}, run_dir / "best.safetensors")
+        _save(trained.best, run_dir / "best.safetensors")
     return model
+
+
+def _save(state: Mapping[str, torch.Tensor], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    with _writing(path):
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, path)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Around what writes a file: its errors name that, and the remedy."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise OSError(f"{path} cannot be written: {why}; make room, or give another --runs-dir") from error
 
 
 def _reporter() -> Callable[[int, float], None]:

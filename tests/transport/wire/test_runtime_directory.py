@@ -5,6 +5,7 @@ Real directories, locks, sockets and processes; F11 of the promises is here.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -197,6 +198,18 @@ def test_a_refused_daemon_leaves_no_lock_file(path: Path) -> None:
     (path / SOCKET_NAME).write_text("")
     refusal(path)
     assert [file.name for file in path.iterdir()] == [SOCKET_NAME]
+
+
+def test_a_disk_that_takes_no_lock_file_is_told_with_the_remedy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error named no file, and ended the daemon with another exit code than one that cannot start."""
+
+    def full(fd: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    told = "cannot be written (No space left on device); make room, or give another runtime_dir"
+    assert refusal(path) == f"{path / LOCK_NAME}: {told}"
+    assert list(path.iterdir()) == []
 
 
 def test_a_link_in_the_directorys_place_is_refused(path: Path, tmp_path: Path) -> None:

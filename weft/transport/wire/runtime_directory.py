@@ -186,10 +186,20 @@ def _lock(path: Path) -> int:
                     f"{path}: a daemon (pid {pid}) has this directory; use it, stop it, or give another runtime_dir"
                 ) from None
             if _is_at(fd, path):  # otherwise a daemon that was ending unlinked the file meanwhile: lock the new one
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+                _write_pid(fd, path)
                 undoing.pop_all()
                 return fd
+
+
+def _write_pid(fd: int, path: Path) -> None:
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise RuntimeDirectoryError(
+            f"{path}: cannot be written ({error.strerror}); make room, or give another runtime_dir"
+        ) from error
 
 
 def _is_at(fd: int, path: Path) -> bool:
