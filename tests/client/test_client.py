@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -142,6 +144,28 @@ def test_wait_with_a_timeout_is_refused_when_it_has_passed(path: Path, call: Any
         call(path, "wait", "digits-1", timeout=0.0)
     assert refusal.value.code == "timed-out"
     assert [request["timeout"] for request in daemon.requests] == [0.0]
+
+
+def test_what_a_signal_handler_raises_is_the_callers_whatever_it_is(path: Path) -> None:
+    """A TimeoutError of an alarm was taken for the daemon's silence: the call went on, and the alarm was lost."""
+
+    class Alarm:
+        def __call__(self, number: int, frame: FrameType | None) -> None:
+            raise TimeoutError("of the alarm")
+
+    def alarm(number: int, frame: FrameType | None) -> None:
+        Alarm()(number, frame)
+
+    for handler in (alarm, Alarm()):
+        before = signal.signal(signal.SIGALRM, handler)
+        try:
+            with ScriptedDaemon(path, {"wait": [[HOLD]]}):
+                signal.setitimer(signal.ITIMER_REAL, 0.1)
+                with pytest.raises(TimeoutError, match="of the alarm"):
+                    blocking(path, "wait", "digits-1")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
 
 def test_log_ends_where_the_log_ends(path: Path, call: Any) -> None:

@@ -57,7 +57,7 @@ def run(
     daemon: Daemon | None = None,
     **strategy: Any,
 ) -> Trained:
-    """Trains what `workload(**args)` returns to the end, with progress on stderr. Ctrl-C cancels the job.
+    """Trains what `workload(**args)` returns to the end, with progress on stderr. What interrupts it cancels the job.
 
     workload: a function at the top of a .py file, or one typed in a notebook that names nothing else defined there.
     batch_size, epochs, steps, steps_per_epoch, seed: as in a spec's [job]; epochs or steps. stages, microbatches,

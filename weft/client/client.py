@@ -35,6 +35,7 @@ from weft.client.conversation import (
     Script,
     Send,
 )
+from weft.client.signal_handlers import is_of_handler
 from weft.client.socket_trust import check_peer, check_socket_path
 from weft.transport.wire.frames import Message
 
@@ -272,6 +273,8 @@ def _perform(script: Script) -> Iterator[Any]:
             try:
                 data = line.perform(step)
             except OSError as error:
+                if is_of_handler(error):
+                    raise
                 step = script.throw(error)
             else:
                 step = script.send(data)

@@ -16,7 +16,8 @@ CANCEL_SECONDS = 10.0  # for a job to end after a Ctrl-C; then its daemon is sto
 
 
 def run_in_foreground(client: Client, spec: JobSpec, job: str | None = None) -> tuple[Message, Message]:
-    """The job's result and what `show` says of it then. Log and progress go to stderr; an interrupt cancels the job.
+    """The job's result and what `show` says of it then. Log and progress go to stderr. Whatever interrupts
+    it cancels the job.
 
     job: its id, by default one that the daemon makes.
     """
@@ -26,9 +27,9 @@ def run_in_foreground(client: Client, spec: JobSpec, job: str | None = None) -> 
     try:
         with _stderr() as stderr:
             result = follow(client.follow(job), log=stderr, progress=stderr)
-    except DaemonUnreachable:
+    except (DaemonUnreachable, RequestRefused):
         raise
-    except (KeyboardInterrupt, OSError):  # OSError: nobody reads what is shown any more
+    except BaseException:  # Ctrl-C, what the caller's signal handler raises, nobody who reads what is shown
         _cancel(client, job)
         raise
     return result, client.show(job)
