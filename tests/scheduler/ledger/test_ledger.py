@@ -24,6 +24,7 @@ from weft.spec.job_state import TERMINAL_STATES, UNFINISHED_STATES, JobState
 
 SPEC = {"job": {"entry": "digits.py:workload", "args": {"hidden": 256}, "epochs": 2, "batch_size": 100}}
 OTHER_SPEC = {"job": {"entry": "digits.py:workload", "args": {"hidden": 257}, "epochs": 2, "batch_size": 100}}
+PROCESS_SECONDS = 120.0
 
 
 @pytest.fixture
@@ -303,6 +304,27 @@ def test_a_full_disk_fails_the_submit_and_leaves_the_ledger_whole(ledger: Ledger
         add(ledger, spec=big)
     assert [row.job for row in ledger.jobs()] == ["digits-1"]
     assert add(ledger) == "digits-2"
+
+
+def test_a_ledger_without_its_table_is_no_matter_of_the_disk(ledger: Ledger, path: Path, tmp_path: Path) -> None:
+    ledger.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE jobs RENAME TO others")
+    connection.close()
+    again = Ledger.open(path, tmp_path / "runs")
+    with pytest.raises(LedgerError, match=r"damaged or not a ledger \(no such table: jobs\); move it") as told:
+        again.unfinished()
+    again.close()
+    assert told.value.reason == "damaged"
+
+
+def test_a_limit_on_the_size_of_files_is_told_as_that(path: Path, tmp_path: Path) -> None:
+    """It was told as a disk that is full."""
+    opened = f"import resource; from pathlib import Path; from {Ledger.__module__} import Ledger\n"
+    opened += "resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))\n"
+    opened += f"Ledger.open(Path({str(path)!r}), Path({str(tmp_path / 'runs')!r}))"
+    done = subprocess.run([sys.executable, "-c", opened], capture_output=True, text=True, timeout=PROCESS_SECONDS)
+    assert "`ulimit -f unlimited`: no file may have more than 1 KiB here" in done.stderr
 
 
 def test_the_ledger_refuses_another_thread(ledger: Ledger) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import sqlite3
 import struct
 from collections.abc import Callable, Iterator
@@ -198,17 +199,31 @@ def explained(path: Path, holder: Callable[[Path], str] = lambda path: "") -> It
         reason = _REASONS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "other")
         if reason == "held":
             problem = f"held by another daemon{holder(path)}; stop that one, or give another state_dir"
+        elif getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_ERROR:  # a table or a column is not there
+            raise _damaged(path, error) from error
         else:
-            problem = f"cannot be used ({error}); check that its disk is there and not full"
+            problem = f"cannot be used ({error}); check that its disk is there and not full{_told_limit()}"
         raise LedgerError(f"{path}: {problem}", reason) from error
     except sqlite3.DatabaseError as error:
         if type(error) is not sqlite3.DatabaseError:  # its other subclasses are mistakes of ours
             raise
-        raise LedgerError(
-            f"{path}: damaged or not a ledger ({error}); move it and its -wal file aside and start with "
-            "--accept-empty-ledger: its jobs are then unknown, their run directories stay",
-            "damaged",
-        ) from error
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: sqlite3.DatabaseError) -> LedgerError:
+    return LedgerError(
+        f"{path}: damaged or not a ledger ({error}); move it and its -wal file aside and start with "
+        "--accept-empty-ledger: its jobs are then unknown, their run directories stay",
+        "damaged",
+    )
+
+
+def _told_limit() -> str:
+    """Of the size of files, which SQLite tells as an error of the disk."""
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if most == resource.RLIM_INFINITY:
+        return ""
+    return f", or start the daemon after `ulimit -f unlimited`: no file may have more than {most >> 10} KiB here"
 
 
 def _holder(path: Path) -> str:
