@@ -28,6 +28,7 @@ class Net(nn.Module):
         self.body, self.norm, self.drop = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2)
         self.head = nn.Linear(8, 3)
         self.bound = nn.Parameter(torch.ones(3, dtype=torch.float32), requires_grad=False)
+        self.extra = nn.Parameter(torch.empty(0, 3))  # of as many rows as somebody asked for
         self.cap = 9.0
 
     def forward(self, x):

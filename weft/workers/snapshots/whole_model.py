@@ -181,5 +181,7 @@ def _places(model: nn.Module, which: int) -> Iterator[tuple[dict[str, Any], str,
 
 def _with_storage(tensor: torch.Tensor) -> torch.Tensor:
     """In the same memory, and with a storage of its own: torch saves storages whole, and each for one dtype only."""
+    if not tensor.numel():  # numpy gives it strides by which torch sees no other dtype
+        return tensor.clone()
     flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)  # what is shared has no gaps
     return torch.from_numpy(flat.numpy()).view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
