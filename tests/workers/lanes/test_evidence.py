@@ -23,6 +23,12 @@ def test_a_digest_is_of_the_bits_and_not_of_where_they_lie(dtype: torch.dtype) -
     assert digest_of([changed]) != digest_of([tensor])
 
 
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (0, 3)])
+def test_strides_that_a_single_element_has_do_not_count(shape: tuple[int, ...]) -> None:
+    spread = torch.zeros(()).expand(shape)  # as the gradient of a sum
+    assert digest_of([spread]) == digest_of([torch.zeros(shape)])
+
+
 def test_the_last_bit_of_one_number_counts() -> None:
     numbers = torch.linspace(-1, 1, 1000)
     other = numbers * (1 + 2**-23)

@@ -96,4 +96,5 @@ def _parts(made: Tensors) -> Iterator[bytes | memoryview]:
             continue
         data = tensor.detach().resolve_conj().resolve_neg().contiguous()
         yield f"{data.dtype} {tuple(data.shape)}".encode()
-        yield data.view(-1).view(torch.uint8).numpy().data
+        flat = data.as_strided((data.numel(),), (1,))  # the stride of a single element may be any other
+        yield flat.view(torch.uint8).numpy().data
