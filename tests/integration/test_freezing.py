@@ -62,7 +62,7 @@ def workload(how, epoch, where):
     kind = Net if where == "train()" else Stepped
     model = kind(how, epoch).double()
     data = {"x": x, "y": torch.arange(24) % 3}
-    return weft.Workload(model, data, step=step, optimizer=lambda p: torch.optim.Adam(p, lr=0.01))
+    return weft.Workload(model, data, step=step, validation=data, optimizer=lambda p: torch.optim.Adam(p, lr=0.01))
 """
 STRATEGIES: dict[str, dict[str, Any]] = {
     "one worker": {},
@@ -98,7 +98,7 @@ def test_so_is_one_in_the_stage_before(machine: Any, how: str, epoch: int, strat
 
 
 def _compare(machine: Any, strategy: dict[str, Any], **arguments: Any) -> None:
-    spec = machine.spec(SOURCE, strategy=strategy, args=arguments, epochs=arguments["epoch"] + 2, batch_size=12)
+    spec = machine.spec(SOURCE, strategy=strategy, args=arguments, epochs=arguments["epoch"] + 2, batch_size=10)
     ended = machine.client.wait(machine.submit(spec), 60)
     assert ended["state"] == "completed", machine.log_of(ended["job"])
     saved, plain = load_file(ended["model"]), train(spec).state

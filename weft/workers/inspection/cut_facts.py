@@ -32,6 +32,7 @@ from weft.workers.inspection.state_facts import cut_units
 from weft.workers.inspection.times import TIMED_RUNS, CutTimes, Times, between, note, note_around, note_split
 from weft.workers.inspection.unit_facts import SMALL_RUNS, keeps, size_of_small
 from weft.workers.snapshots.stage_attributes import StageAttributes
+from weft.workload.code.first_epoch import set_mode
 from weft.workload.code.freezing import may_thaw
 from weft.workload.cutting.calls import SeededCalls
 from weft.workload.cutting.cut_step import Step
@@ -207,7 +208,7 @@ class CutInspection:
 
     def _whole(self) -> tuple[Recorded, Whole]:
         """The whole step as it is, and what came out; buffers are as before."""
-        self._model.train(self._learns)
+        set_mode(self._model, self._learns)
         recorded, recording = self._fullest()
         if self._learns and recording.changed:
             self._changing = recording.changed
@@ -379,7 +380,7 @@ class CutInspection:
                 skipped.learn_needed(other.returned)
                 for value in other.values:
                     shapes.setdefault(value.name, {})[size] = tuple(value.tensor.shape)
-        self._model.train(self._learns)
+        set_mode(self._model, self._learns)
         looks_again = self._learns and (skipped.needed or self._spec.strategy.compile)
         for batch in self._held_out.values() if looks_again else ():
             skipped.learn_needed(self._states.evaluated(partial(self._of_validation, batch)).returned)
@@ -391,7 +392,7 @@ class CutInspection:
 
         def run() -> Recorded:
             with contextlib.nullcontext() if trains else self._states.of_validation():
-                self._model.train(trains)
+                set_mode(self._model, trains)
                 return self._record(self._step, batch)[0]
 
         return run() if trains else self._states.evaluated(run)

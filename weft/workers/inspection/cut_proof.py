@@ -13,6 +13,7 @@ from torch import nn
 
 from weft.workers.inspection.cut_trial import CutTrial, StageError, put_back
 from weft.workers.inspection.ran import Result, TrialOutcome, tried
+from weft.workload.code.first_epoch import set_mode
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import OtherCallsError, Step
 from weft.workload.cutting.operation import KEEP_IN_BUFFERS
@@ -63,7 +64,7 @@ class StatesOfRuns:
             if (found := tried(run)) is not None:
                 return found
             self.restore()
-            self.model.train()
+            set_mode(self.model)
             self._train()
             self._trained = self._now()
             self.restore()
@@ -78,12 +79,12 @@ class StatesOfRuns:
     def evaluating(self) -> Iterator[None]:
         """As validation does."""
         was = self.model.training
-        self.model.eval()
+        set_mode(self.model, False)
         try:
             with torch.no_grad(), self.of_validation():
                 yield
         finally:
-            self.model.train(was)
+            set_mode(self.model, was)
 
     @contextlib.contextmanager
     def of_validation(self) -> Iterator[None]:

@@ -29,6 +29,7 @@ from weft.spec.strategy import Strategy
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.inspection.ran import first_batch
 from weft.workers.updates.optimizer_state import is_elementwise
+from weft.workload.code.first_epoch import set_mode
 from weft.workload.data.batches import Batches
 from weft.workload.data.tree import build
 from weft.workload.optimizer import make_optimizer
@@ -92,7 +93,7 @@ def _loss_in_parts(workload: Workload, spec: JobSpec, batches: Batches, size: in
     except Exception:  # as below; and a model may give its step something else in this mode
         return None
     finally:
-        workload.model.train()
+        set_mode(workload.model)
     is_told = not trial.draws and all(map(math.isfinite, (whole, parts)))
     return [whole, parts] if is_told and abs(whole - parts) > ROUNDING * max(abs(whole), abs(parts)) else None
 
@@ -110,7 +111,7 @@ def _keeps_elsewhere(workload: Workload, spec: JobSpec, batches: Batches, size: 
     trial = _Trial(workload, spec, batches)
 
     def loss() -> torch.Tensor:
-        workload.model.train()
+        set_mode(workload.model)
         with _buffers_as_before(workload.model):
             return trial.loss(iteration, part)
 
@@ -213,7 +214,7 @@ class _Trial:
 
     def evaluated(self, iteration: Iteration) -> tuple[float, float]:
         """The loss of a batch whole and in parts, of a model in eval mode."""
-        self._model.eval()
+        set_mode(self._model, False)
         first = max(1, iteration.size // PART)
 
         def loss(*parts: Part) -> float:
@@ -229,7 +230,7 @@ class _Trial:
         """Of the losses of parts, added up. keeps: so many of them at a time, from forward to backward. The parameters
         have their own gradients again behind it."""
         before = [(each, each.grad) for each in self._model.parameters()]
-        self._model.train()
+        set_mode(self._model)
         self._forget_gradients()
         under_way: list[torch.Tensor] = []
         with _buffers_as_before(self._model):
@@ -246,7 +247,7 @@ class _Trial:
 
     def runs_code_in_backward(self, iteration: Iteration, part: Part) -> bool:
         """Of the user's, or of a library's in Python: a function's, a hook's."""
-        self._model.train()
+        set_mode(self._model)
         hooking = _Hooking()
         with _buffers_as_before(self._model), hooking.watching():
             ahead: list[Any] = [self._loss(iteration, part).grad_fn]
@@ -278,7 +279,7 @@ class _Trial:
 
     def _run(self, iteration: Iteration, parts: Sequence[Part]) -> _Outcome:
         """What is reported, and the gradients: of each part by its weight, added up."""
-        self._model.train(iteration.learns)
+        set_mode(self._model, iteration.learns)
         self._forget_gradients()
         outcome = self._weighed(iteration, parts)
         if not iteration.learns:

@@ -22,6 +22,7 @@ from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.inspection.cut_trial import put_back
 from weft.workers.inspection.ran import first_batch
+from weft.workload.code.first_epoch import set_mode
 from weft.workload.cutting.names import named_tensors
 from weft.workload.data.batches import Batches
 from weft.workload.data.tree import Skeleton, build, flatten
@@ -109,7 +110,7 @@ def _refused(
     most = most_with_room(workload, spec, batches, largest, device)[0] if spec.strategy.is_auto else largest[-1]
     device.adopt(workload.model)
     for size in sorted(sizes_of(specs, batches), key=lambda size: (size not in trained, size)):
-        workload.model.train(size in trained)
+        set_mode(workload.model, size in trained)
         try:
             if size <= most:
                 _forward(workload, spec, *_batch(workload, batches, size, device), device)
@@ -129,7 +130,7 @@ def _kept_bytes(workload: Workload, spec: JobSpec, batches: Batches, size: int, 
     try:
         own, skeleton = _batch(workload, batches, size, device)
         saved = SavedBytes([*own, *(tensor for _, tensor in named_tensors(model))])
-        model.train()
+        set_mode(model)
         with saved.noting():
             _forward(workload, spec, own, skeleton, device)
         return saved.num_bytes

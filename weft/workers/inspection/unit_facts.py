@@ -33,6 +33,7 @@ from weft.workers.devices.device import Device
 from weft.workers.inspection.ran import StateBefore, Ties, carried, tried
 from weft.workers.inspection.times import TIMED_RUNS, OtherMemory, Times, fastest, parts_of_backward, repeated
 from weft.workload.aliases import dense_parts
+from weft.workload.code.first_epoch import set_mode
 from weft.workload.cutting.leaves import tensors_in
 from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.placeholder import Placeholder
@@ -202,17 +203,17 @@ class _Runs:
         outputs = {}
         for size, x in self._shaped.items():
             is_trained = size in self._trained
-            module.train(is_trained)
+            set_mode(module, is_trained)
             if self._compiles and is_trained:
                 self._run(module, x)  # with gradients, and what comes out the way of validation
-                module.eval()
+                set_mode(module, False)
             with torch.no_grad():
                 outputs[size] = self._shaped[size] = self._run(module, x)
         if self._held_out_target is not None:
-            module.eval()
+            set_mode(module, False)
             with torch.no_grad():
                 self._held_out = self._run(module, self._held_out)
-        module.train()
+        set_mode(module)
         dtypes = {getattr(y, "dtype", None) for y in outputs.values()}
         if passes := len(dtypes) == 1 and all(map(is_plain, outputs.values())):
             self.values[number] = _value_facts(number, outputs)
