@@ -26,6 +26,7 @@ from weft.spec.presets import AUTO
 from weft.spec.source import ENTRY_MODULE
 from weft.workload.building import NeedsValuesError, Sink, numbered
 from weft.workload.code.installed import is_installed
+from weft.workload.code.own_classes import forget_modules, note_modules
 from weft.workload.code.torchs_own import put_back
 from weft.workload.compiling.compiled import compile_units
 from weft.workload.entry_names import check_named, not_named
@@ -87,6 +88,7 @@ def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
         seed_all(spec.job.seed)
         result = function(**spec.job.args)
     workload = _checked(result, spec)
+    note_modules(workload.model)
     check_values(workload.model)
     if is_cut_by_calls(workload):
         check_plain(workload.model)
@@ -106,6 +108,7 @@ def unload(spec: JobSpec, before: Collection[str]) -> None:
     before: names of the modules, `set(sys.modules)`, that were there before the job; those stay.
     """
     put_back()
+    forget_modules()
     if _own_argv:
         sys.argv = _own_argv.pop()
     directory = Path(spec.directory).resolve()

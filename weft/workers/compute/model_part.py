@@ -14,6 +14,7 @@ from weft.plan.worker_view import WorkerView
 from weft.workers.devices.device import Memory
 from weft.workload.aliases import dense_parts
 from weft.workload.code.beside_model import modules_beside
+from weft.workload.code.own_classes import Modules, modules_of
 from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.placeholder import Placeholder
 from weft.workload.cutting.skipped import SkippedCalls, unpickled
@@ -48,6 +49,7 @@ class OwnPart:
     part: ModelPart
     parameters: list[nn.Parameter]  # of the whole model, in its order
     skipped: SkippedCalls | None  # of a model that is cut by its own forward
+    modules: Modules  # with the classes that the workload's functions know
 
 
 def own_parts(
@@ -69,9 +71,9 @@ def own_parts(
             check_built(own.model, view.first_stages)
             part = part_of(own, plan)
         taken |= held
-        # Of the classes that the user's files have now.
-        skipped = unpickled(view.skipped_calls, device) if isinstance(part, CallPart) else None
-        found.append(OwnPart(own, part, list(own.model.parameters()), skipped))
+        modules = modules_of(own.model)
+        skipped = unpickled(view.skipped_calls, device, modules) if isinstance(part, CallPart) else None
+        found.append(OwnPart(own, part, list(own.model.parameters()), skipped, modules))
     return found
 
 

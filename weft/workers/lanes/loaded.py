@@ -19,6 +19,7 @@ from weft.workers.compute.weights import Weights
 from weft.workers.devices.device import Memory
 from weft.workers.memory.batch_slots import BatchSlots
 from weft.workers.memory.slots import SlotRing
+from weft.workload.code.own_classes import Modules
 from weft.workload.data.batches import Batches
 from weft.workload.data.resident import ResidentData
 from weft.workload.data.tree import build, flatten
@@ -30,7 +31,7 @@ Rings = Sequence[tuple[Ring, SlotRing]]
 class Loaded(Protocol):
     def load(self, batches: Batches, weights: Weights, iteration: Iteration, replica: int, microbatch: int) -> None: ...
     def fetch(self, holder: Holder, iteration: Iteration, microbatch: int) -> None: ...
-    def reader(self, holder: Holder) -> ReadBatch: ...
+    def reader(self, holder: Holder, modules: Modules) -> ReadBatch: ...
     def loaded(self, iteration: Iteration, replica: int, microbatch: int) -> list[torch.Tensor]: ...
 
 
@@ -83,7 +84,7 @@ class LoadedPairs(Loaded):
             source = shared.slot(iteration.index, part.number if shared.by_number else microbatch, part.size)
             self._device.copy(device.slot(iteration.index, microbatch, part.size), source)
 
-    def reader(self, holder: Holder) -> ReadBatch:
+    def reader(self, holder: Holder, modules: Modules) -> ReadBatch:
         read = {role: self._rings[role, holder.replica] for role in self._roles(holder)}
         own = {role: rings["device"] if "device" in rings else rings["shared"] for role, rings in read.items()}
         return PairReader(own.get(Role.INPUT), own.get(Role.TARGET))
@@ -138,8 +139,8 @@ class LoadedBatches(Loaded):
             number = part.number if shared.by_number else microbatch
             self._own[holder].fetch(shared, iteration.index, number, microbatch)
 
-    def reader(self, holder: Holder) -> ReadBatch:
-        return partial(_read, self._own.get(holder) or self._shared_by(holder.replica))
+    def reader(self, holder: Holder, modules: Modules) -> ReadBatch:
+        return partial(_read, self._own.get(holder) or self._shared_by(holder.replica), modules)
 
     def loaded(self, iteration: Iteration, replica: int, microbatch: int) -> list[torch.Tensor]:
         if not self._course.loaded_part(iteration, replica, microbatch).size:
@@ -156,5 +157,5 @@ def is_taken_by_devices(replicas: Sequence[ReplicaPlan], replica: int, slots: Sl
     return all(each.resident for each in (replicas if slots.by_number else [replicas[replica]]))
 
 
-def _read(slots: BatchSlots, iteration: Iteration, microbatch: int, part: Part) -> Any:
-    return slots.read(iteration.index, part.number if slots.by_number else microbatch)
+def _read(slots: BatchSlots, modules: Modules, iteration: Iteration, microbatch: int, part: Part) -> Any:
+    return slots.read(iteration.index, part.number if slots.by_number else microbatch, modules)

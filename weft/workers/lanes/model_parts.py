@@ -184,7 +184,7 @@ class ModelParts:
             course=self._course,
             weights=self._weights,
             parcels=parcels,
-            read_batch=self._loaded.reader(holder),
+            read_batch=self._loaded.reader(holder, own.modules),
             gradients=gradients,
             before_evaluation=self._buffers_of_first(holder, part),
             publish=publish if holder[0] == 0 else None,

@@ -17,6 +17,7 @@ from weft.workers.devices.device import Device
 from weft.workers.memory.growing import Growing
 from weft.workers.memory.packing import Packer, Unpacker, head_of, num_packed_bytes, pack_tensors, packed_into
 from weft.workers.memory.slots import RingMemory
+from weft.workload.code.own_classes import Modules
 from weft.workload.data.tree import Skeleton
 
 
@@ -31,7 +32,7 @@ class BatchSlots:
         self._slot_bytes = ring.slot_bytes
         self.by_number = ring.by_number
         self._packers = [Packer() for _ in range(ring.depth)]
-        self._unpackers = [Unpacker() for _ in range(ring.depth)]
+        self._unpackers: dict[tuple[int, int], Unpacker] = {}  # by slot and by whose classes they read
         self._planned: dict[int, torch.Tensor] = {}  # slots where they were planned
         self._heads: dict[int, bytes] = {}  # of what a device has, by slot
 
@@ -66,9 +67,13 @@ class BatchSlots:
             slot = self.growing.grow(at, 0, num_bytes)
         self._heads[at] = pack_tensors(slot, tensors, skeleton)
 
-    def read(self, iteration: int, microbatch: int) -> Any:
+    def read(self, iteration: int, microbatch: int, modules: Modules | None = None) -> Any:
+        """modules: whose classes the batch is of."""
         number = self._memory.slot(iteration, microbatch)
-        return self._unpackers[number].read(self._slot(number), self._heads.get(number))
+        unpacker = self._unpackers.get((number, id(modules)))
+        if unpacker is None:
+            unpacker = self._unpackers[number, id(modules)] = Unpacker(modules)
+        return unpacker.read(self._slot(number), self._heads.get(number))
 
     def _slot(self, number: int) -> torch.Tensor:
         """Its version counter is its own, so autograd does not confuse neighbours."""

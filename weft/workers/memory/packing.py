@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from weft.transport.memory.arena import aligned, dtype_name, typed
+from weft.workload.code.own_classes import Modules
 from weft.workload.data.tree import Skeleton, build, kind_of_row, packed, unpacked
 
 _LENGTHS = 16  # bytes
@@ -84,7 +85,9 @@ def head_of(slot: torch.Tensor) -> bytes:
 class Unpacker:
     """Of one slot, for one reader: while batches have the head of the one before, its views are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Modules | None = None) -> None:
+        """modules: whose classes the batches are of."""
+        self._modules = modules
         self._slot: torch.Tensor | None = None
         self._bytes = memoryview(b"")  # of a slot in the host's memory
         self._head = b""
@@ -111,7 +114,7 @@ class Unpacker:
     def _take(self, slot: torch.Tensor, head: bytes) -> None:
         skeleton, places = pickle.loads(head)
         first = _first_place(head)
-        self._slot, self._head, self._skeleton = slot, head, unpacked(skeleton)
+        self._slot, self._head, self._skeleton = slot, head, unpacked(skeleton, self._modules)
         self._tensors = [typed(slot, first + offset, shape, dtype, strides) for dtype, shape, strides, offset in places]
         self._kind = kind_of_row(self._skeleton)
 

@@ -3,7 +3,6 @@
 Known for each signature of a call: the structure of what it returns, with a tensor without numbers (on torch's meta
 device) in each tensor's place, and which of them are given back as they came in. It comes from running the module on
 placeholders, or, for a module whose forward asks for numbers, from a run that had them.
-
 A module whose shapes depend on numbers that the batch has (it packs by lengths, say) runs on placeholders each time.
 
 To run a module on placeholders may take longer than its own forward, and batches may have other shapes each time. So
@@ -30,6 +29,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from weft.workload.code.own_classes import Modules, Unpickling
 from weft.workload.compiling.compiled import uncompiled
 from weft.workload.cutting.leaves import parts_of, replaced, tensors_in
 from weft.workload.cutting.modes import NumbersRead
@@ -99,9 +99,9 @@ def pickled(records: Mapping[Key, Returned], redraws: Redraws) -> str:
         ) from error
 
 
-def unpickled(text: str, device: torch.device | None = None) -> SkippedCalls:
-    """For the job itself. device: as of SkippedCalls."""
-    records, redraws = pickle.loads(base64.b64decode(text)) if text else ({}, {})
+def unpickled(text: str, device: torch.device | None = None, modules: Modules | None = None) -> SkippedCalls:
+    """For the job itself. device: as of SkippedCalls. modules: as of Unpickling."""
+    records, redraws = Unpickling(base64.b64decode(text), modules).load() if text else ({}, {})
     return SkippedCalls(records, device, redraws, late=True)
 
 

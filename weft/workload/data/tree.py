@@ -13,7 +13,6 @@ stored, so it must be found where the skeleton is read.
 from __future__ import annotations
 
 import dataclasses
-import io
 import pickle
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,8 @@ import torch
 from torch.utils._pytree import SUPPORTED_NODES, is_namedtuple_class
 
 from weft.workload.aliases import SparseKind, dense_parts
+from weft.workload.code.own_classes import Modules, Unpickling
+from weft.workload.data.objects import object_of, packet_of
 from weft.workload.workload import WorkloadError, kind_of
 
 _NUMBERS = (bool, int, float, complex)
@@ -90,6 +91,7 @@ class _Object:
 
     kind: str
     packet: bytes  # with the children's numbers in their places
+    own: tuple[Any, ...]  # classes and functions of the job's file, beside the packet
     children: tuple[Skeleton, ...]
 
 
@@ -129,8 +131,8 @@ def build(skeleton: Skeleton, tensors: Sequence[torch.Tensor]) -> Any:
             return parts if kind is list else kind(parts)
         case _Mapping(kind, keys):
             return _mapping(kind, dict(zip(keys, parts, strict=True)))
-        case _Object(_, packet):
-            return _Reading(packet, parts).load()
+        case _Object(_, packet, own):
+            return object_of(packet, own, parts)
         case _Sparse(kind):
             return kind.built(parts)
         case _Registered(_, key, context):
@@ -181,8 +183,9 @@ def packed(skeleton: Skeleton) -> bytes:
         ) from error
 
 
-def unpacked(packet: bytes) -> Skeleton:
-    skeleton: Skeleton = pickle.loads(packet)
+def unpacked(packet: bytes, modules: Modules | None = None) -> Skeleton:
+    """modules: as of Unpickling."""
+    skeleton: Skeleton = Unpickling(packet, modules).load()
     return skeleton
 
 
@@ -241,17 +244,16 @@ class _Tree:
 
     def _object(self, value: object, path: _Path) -> _Object:
         children: dict[Skeleton, int] = {}
-        packet = io.BytesIO()
 
         def number_of(tensor: torch.Tensor) -> int:
             child = self.skeleton(tensor, (*path, _IN_OBJECT.format(len(children))))
             return children.setdefault(child, len(children))
 
         try:
-            _Writing(packet, number_of).dump(value)
+            packet, own = packet_of(value, number_of)
         except (pickle.PicklingError, AttributeError, TypeError, NotImplementedError) as error:
             raise WorkloadError(f"{''.join(path)} is {kind_of(value)}, and pickle: {error}; {_MADE_OF}") from error
-        return _Object(type(value).__name__, packet.getvalue(), tuple(children))
+        return _Object(type(value).__name__, packet, own, tuple(children))
 
     def _children(self, items: Iterable[tuple[Any, Any]], path: _Path, step: str) -> tuple[Skeleton, ...]:
         return tuple(self.skeleton(value, (*path, step.format(key))) for key, value in items)
@@ -262,28 +264,6 @@ class _Tree:
             self._known[id(leaf)] = leaf, _Tensor(len(self.tensors), tensor.dtype)
             self.tensors.append(tensor)
         return self._known[id(leaf)][1]
-
-
-class _Writing(pickle.Pickler):
-    """Numbers stand in for the tensors of an object."""
-
-    def __init__(self, packet: io.BytesIO, number_of: Callable[[torch.Tensor], int]) -> None:
-        super().__init__(packet, pickle.HIGHEST_PROTOCOL)
-        self._number_of = number_of
-
-    def persistent_id(self, value: object) -> int | None:
-        return self._number_of(value) if isinstance(value, torch.Tensor) else None
-
-
-class _Reading(pickle.Unpickler):
-    """These tensors stand in the places of their numbers."""
-
-    def __init__(self, packet: bytes, tensors: Sequence[torch.Tensor]) -> None:
-        super().__init__(io.BytesIO(packet))
-        self._tensors = tensors
-
-    def persistent_load(self, number: int) -> torch.Tensor:
-        return self._tensors[number]
 
 
 def _plain(leaf: torch.Tensor | np.ndarray[Any, Any], path: _Path) -> torch.Tensor:
@@ -376,7 +356,7 @@ def _named(branch: _Branch) -> dict[str, Skeleton]:
             return {f"[{key!r}]": child for key, child in zip(keys, children, strict=True)}
         case _Record(_, names, children):
             return {f".{name}": child for name, child in zip(names, children, strict=True)}
-        case _Object(_, _, children):
+        case _Object(_, _, _, children):
             return {_IN_OBJECT.format(number): child for number, child in enumerate(children)}
     return {f"[{number}]": child for number, child in enumerate(branch.children)}
 

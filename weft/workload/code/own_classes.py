@@ -1,0 +1,53 @@
+"""The classes of one load of a job's file.
+
+A worker that has several stages runs the file for each of them, so each has classes of its own. A batch that is
+unpickled for a stage has to be of those: `isinstance(batch, Scene)` asks for the Scene of that very load.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import sys
+from collections.abc import Mapping
+from io import BytesIO
+from types import ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from weft.spec.source import ENTRY_MODULE
+
+Modules = Mapping[str, ModuleType]  # by name
+
+
+_modules: WeakKeyDictionary[nn.Module, Modules] = WeakKeyDictionary()
+
+
+def note_modules(model: nn.Module) -> None:
+    """That the job's file, as it was loaded last, has made this model."""
+    _modules[model] = {name: module for name, module in [*sys.modules.items()] if name.startswith(ENTRY_MODULE)}
+
+
+def forget_modules() -> None:
+    """A module may hold its model, so neither would go by itself."""
+    _modules.clear()
+
+
+def modules_of(model: nn.Module) -> Modules:
+    """With the classes that the model's step knows."""
+    return _modules.get(model, {})
+
+
+class Unpickling(pickle.Unpickler):
+    """modules: where classes and functions of theirs are looked up; unset, where they were loaded last."""
+
+    def __init__(self, packet: bytes, modules: Modules | None) -> None:
+        super().__init__(BytesIO(packet))
+        self._modules = modules or {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module not in self._modules:
+            return super().find_class(module, name)
+        return functools.reduce(getattr, name.split("."), self._modules[module])
