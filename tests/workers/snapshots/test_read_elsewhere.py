@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from weft.workers.snapshots.read_elsewhere import ReadElsewhere
 from weft.workload.workload import Workload
 
-BESIDE = {"weight": 1.0}
+BESIDE = {"weight": 1.0, "least": math.nan}
 UNREAD = {"best": 0.0}
 
 
@@ -58,8 +59,7 @@ def test_what_other_processes_read_is_told_and_nothing_else(act: str, is_alone: 
     watched = ReadElsewhere(workload, is_alone=is_alone)
     before = watched.values()
     on_epoch({})
-    now = watched.values()
-    changed = [name for name in now if before.get(name) != now[name]]
+    changed = watched.changed(before)
     told = {"level": ["Workload.train.level"], "method": ["Workload.train.level"]}
     told |= {} if is_alone else {"weight": ["Workload.step.BESIDE"]}
     assert changed == told.get(act, [])

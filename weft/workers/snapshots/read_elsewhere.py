@@ -7,7 +7,7 @@ other hears of.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import getattr_static
 from types import FunctionType
 from typing import Any
@@ -44,6 +44,11 @@ class ReadElsewhere:
             values = ((key, value) for key, value in getattr(made, "__dict__", {}).items() if key in self._named(made))
             found |= {f"{name}.{key}": each for key, value in values if (each := _copied(value)) is not None}
         return found
+
+    def changed(self, before: Mapping[str, Any]) -> list[str]:
+        """By name, of what there was before. In lists, a nan is the same as itself."""
+        now = self.values()
+        return [name for name, value in before.items() if name in now and [now[name]] != [value]]
 
     def _named(self, dataset: Any) -> set[str]:
         """What runs over a dataset changes what that counts or keeps, and nobody is to hear of it."""

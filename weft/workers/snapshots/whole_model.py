@@ -67,9 +67,7 @@ class WholeModel:
             changed = [each.name for each in shown if each.has_changed()]
             changed += [name for name, flag in self._flags(model).items() if before.get(name, flag) != flag]
             kept = attributes.changed().items()
-            changed += [
-                name for name, value in self._read_elsewhere.values().items() if values.get(name, value) != value
-            ]
+            changed += self._read_elsewhere.changed(values)
             changed += [f"{module}.{key}".lstrip(".") for module, of_module in kept for key in of_module]
         finally:
             for each in shown:
