@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import weft
@@ -98,6 +99,20 @@ def test_a_preset_is_an_axis_like_any_other(runtime: Path, result: dict[str, Any
     with ScriptedDaemon(runtime / "weft.sock", answers(result)) as scripted:
         weft.run(workload, batch_size=4, steps=2, preset="hyscale")
     assert len(scripted.requests[1]["spec"]["strategy"]["replicas"]) == 2
+
+
+def test_numbers_may_be_numpys(runtime: Path, result: dict[str, Any]) -> None:
+    with ScriptedDaemon(runtime / "weft.sock", answers(result)) as scripted:
+        weft.run(
+            workload,
+            batch_size=np.int64(4),
+            steps=np.int32(2),
+            args={"width": np.float64(0.5), "sizes": [np.int8(3)], "bias": np.bool_(True)},
+            clip_norm=np.float32(1.5),
+        )
+    spec = scripted.requests[1]["spec"]
+    assert (spec["job"]["batch_size"], spec["job"]["steps"], spec["strategy"]["clip_norm"]) == (4, 2, 1.5)
+    assert spec["job"]["args"] == {"width": 0.5, "sizes": [3], "bias": True}
 
 
 @pytest.mark.parametrize(

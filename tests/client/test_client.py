@@ -143,6 +143,7 @@ def test_wait_with_a_timeout_is_refused_when_it_has_passed(path: Path, call: Any
     with ScriptedDaemon(path, {"wait": [[timed_out]]}) as daemon, pytest.raises(RequestRefused) as refusal:
         call(path, "wait", "digits-1", timeout=0.0)
     assert refusal.value.code == "timed-out"
+    assert refusal.value.message == "digits-1 has not ended within 0 s"
     assert [request["timeout"] for request in daemon.requests] == [0.0]
 
 

@@ -91,13 +91,22 @@ def run(
 
 
 def _spec_of(directory: str, job: Mapping[str, Any], strategy: Mapping[str, Any], every: str | None) -> JobSpec:
-    tables = {"job": job, "strategy": dict(strategy), "directory": directory}
+    tables = {"job": _plain(job), "strategy": _plain(strategy), "directory": directory}
     tables |= {} if every is None else {"checkpoint": {"every": every}}
     read_grid_file(tables)
     spec = JobSpec.parse(tables, source="weft.run")
     if (problem := problem_of_job(spec)) is not None:
         raise SpecError(f"weft.run: {problem}")
     return spec
+
+
+def _plain(value: Any) -> Any:
+    """With Python's own numbers in the place of numpy's, which is what a script computes with."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0 else value
 
 
 @contextmanager

@@ -40,8 +40,7 @@ SAVE_SECONDS = 60.0  # for a checkpoint that is still being written
 REPLACE_SECONDS = 240.0  # the other Weft is looked at, what is under way is finished, and it starts
 REMOVE_SECONDS = 900.0  # of one job's files, of which there may be millions, behind another job's
 RECONNECT_SECONDS = 60.0  # a daemon restarts in about a second; systemd waits longer between later attempts
-FIRST_PAUSE_SECONDS = 0.05
-LAST_PAUSE_SECONDS = 2.0
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.05, 2.0
 
 _TRANSIENT = (ErrorCode.DRAINING, ErrorCode.TOO_MANY_CONNECTIONS)  # of a daemon that is about to restart, or busy
 START = "start the daemon with `weft daemon` or `systemctl --user start weft`"
@@ -220,8 +219,10 @@ class Conversation:
                 try:
                     return (yield from self._call("wait", {"job": job, "timeout": left}, left, outage))
                 except RequestRefused as refusal:
-                    if refusal.code != ErrorCode.TIMED_OUT or self._clock() >= deadline:
+                    if (code := refusal.code) != ErrorCode.TIMED_OUT:
                         raise
+                if self._clock() >= deadline:  # the daemon tells of the last slice
+                    raise RequestRefused(code, f"{job} has not ended within {timeout:g} s")
                 outage.over()
 
         yield Deliver((yield from self._persist(attempt, outage))["result"])
@@ -246,8 +247,7 @@ class Conversation:
             yield from connection.send("follow", {"job": job, "offset": offset, "progress": progress})
             while True:
                 message = yield from _next_of_stream(connection, outage)
-                event = message.get("event")
-                if event is None:
+                if (event := message.get("event")) is None:
                     return _ok(message)
                 offset = event.get("offset", offset)
                 if "progress" not in event or event != latest:  # a new connection begins with the newest progress
