@@ -45,6 +45,8 @@ PROBE_STEPS = 20_000  # about a millisecond
 class Sliced(Protocol):
     """Who takes turns."""
 
+    iteration_seconds: float  # before the first
+
     def slice(self, seconds: float) -> None:
         """About so long."""
 
@@ -57,6 +59,7 @@ class SlicedJob:
 
     def __init__(self, client: Client, daemon: psutil.Process, job: str) -> None:
         self._client, self._job = client, job
+        self.iteration_seconds = statistics.median(_iterations(client.show(job)["run_dir"]))
         children = daemon.children(recursive=True)
         servers = [child for child in children if child.children()]
         # A parent that runs is told of each child that stops: last to go on, first to stop.
@@ -85,8 +88,7 @@ class SlicedJob:
         self.go_on()
         self._client.cancel(self._job, discard=True)
         result = self._client.wait(self._job, timeout=600)
-        lines = Path(result["run_dir"], "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        found = _between([row["seconds"] for row in map(json.loads, lines) if row["seconds"] is not None], pauses)
+        found = _between(_iterations(result["run_dir"]), pauses)
         found += [[] for _ in pauses]  # of the last slices the job may not have told before its end
         return [list(_counted(each)) for each in found[1 : len(pauses) + 1]]
 
@@ -154,8 +156,7 @@ class SlicedParty:
 def take_turns(parties: Sequence[Sliced], rounds: int, seconds: float) -> str:
     """Each has a slice in each round, of so many seconds or more where the machine is slow. How the probe's times lie
     apart."""
-    iterations = [party.iteration_seconds for party in parties if isinstance(party, SlicedParty)]
-    seconds = max(seconds, ITERATIONS * max(iterations, default=0.0))
+    seconds = max(seconds, ITERATIONS * max(party.iteration_seconds for party in parties))
     probes = []
     for _ in range(rounds):
         for party in parties:
@@ -173,6 +174,12 @@ def medians(*parties: Sequence[Sequence[float]]) -> list[list[float]]:
     rounds = [each for each in zip(*parties, strict=True) if min(map(len, each)) >= LEAST]
     assert 2 * len(rounds) > len(parties[0]), f"only {len(rounds)} of {len(parties[0])} rounds: the machine is too busy"
     return [[statistics.median(each) for each in row] for row in zip(*rounds, strict=True)]
+
+
+def _iterations(run_dir: str) -> list[float]:
+    """Seconds of each that a job has told."""
+    lines = Path(run_dir, "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [row["seconds"] for row in map(json.loads, lines) if row["seconds"] is not None]
 
 
 def _between(seconds: Sequence[float], pauses: Sequence[float]) -> list[list[float]]:
