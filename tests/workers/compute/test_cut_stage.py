@@ -198,3 +198,62 @@ def test_so_does_one_of_a_job_that_only_runs_forward(turns_of: Callable[..., tup
     turns.run(min)
     means, _ = turns.measured()
     assert [means[index]["loss"] for index in sorted(means)] == pytest.approx(reference.train(spec).losses, rel=1e-6)
+
+
+OTHER_STRUCTURE = """
+import torch
+from torch import nn
+
+import weft
+
+LENGTHS = [3, 4, 5, 4, 8, 9, 3, 10, 7, 5]
+
+
+class First(nn.Linear):
+    def forward(self, x):
+        h = super().forward(x).tanh()
+        return (h, h.mean()) if x.shape[1] > 6 else (h, None)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.last = First(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+        self.register_buffer("calls", torch.zeros(()))
+        self.runs = 0
+
+    def forward(self, x):
+        self.calls += 1
+        self.runs += 1
+        h, extra = self.first(x)
+        length = h.shape[1]
+        y = self.last(self.middle(h).tanh().sum(1)) / length * (1 + self.calls / 10)
+        return y if extra is None else y + extra
+
+
+def workload():
+    torch.manual_seed(1)
+    items = [torch.randn(length, 4) for length in LENGTHS for _ in range(2)]
+    collate = lambda rows: nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    step = lambda model, x: {"loss": model(x).square().mean(), "runs": torch.tensor(float(model.runs))}
+    return weft.Workload(model=Model(), step=step, train=items, collate=collate,
+                         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05))
+"""
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_run_that_is_made_again_begins_with_what_the_first_one_did(
+    planned: Any, tmp_path: Path, recompute: bool
+) -> None:
+    """Where a skipped module returned other things for other lengths, the others counted the microbatch twice."""
+    (tmp_path / "job.py").write_text(OTHER_STRUCTURE)
+    how = {"stages": 3, "split": ["middle", "last"], "batch_size": 2, "recompute": recompute}
+    plan = planned(planned_workload(tmp_path), steps=20, directory=str(tmp_path), **how)
+    turns = Turns(plan, plan.new_directory())
+    turns.run(min)
+    expected = reference.train(plan.spec)
+    means, _ = turns.measured()
+    assert [means[index]["loss"] for index in sorted(means)] == expected.losses
+    if not recompute:  # else a forward counts each time, and so does its second run
+        assert [means[index]["runs"] for index in sorted(means)] == list(range(1, 21))
+    assert all(torch.equal(turns.state()[name], tensor) for name, tensor in expected.state.items())

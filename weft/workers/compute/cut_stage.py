@@ -11,7 +11,6 @@ anything behind is seeded for good.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,10 +25,12 @@ from weft.workers.compute.forward_buffers import Began, ForwardBuffers
 from weft.workers.compute.forward_parts import ForwardParts
 from weft.workers.compute.stage import GivenModes, Stage, Tensors, computing_in, forget_results, leaf_of, no_leaf
 from weft.workers.devices.device import Accelerator, Device
+from weft.workers.snapshots.stage_attributes import StageAttributes
 from weft.workers.snapshots.step_memory import StepMemory
 from weft.workload.cutting.calls import Made, Seed, unseeded
 from weft.workload.cutting.cut_step import Bound, CutStep, Sent
 from weft.workload.cutting.skipped import OtherStructure
+from weft.workload.cutting.tape import Tape
 from weft.workload.data.tree import with_tensors
 from weft.workload.randomness import KEY_MASK, Movements, mixed, seed_others
 from weft.workload.step import check_names, step_source, step_values, training_step, validation_step
@@ -87,6 +88,8 @@ class CutStage(Stage):
         self._precision = partial(computing_in, precision, device)
         is_host = not isinstance(device, Accelerator)
         self._buffers = ForwardBuffers([model], can_compare=is_host)
+        self._before: tuple[StageAttributes, ForwardBuffers] | None = None  # a run that may have to be made again
+        cut.new_tape = self._new_tape
         self._modes = GivenModes([model])
         self._seeds_others = seeds_others
         self._memory = StepMemory(workload)
@@ -244,9 +247,20 @@ class CutStage(Stage):
     def _run_once(self, batch: Any, received: Tensors, seed: Seed, *, learns: bool) -> Any:
         # containers of its own, which a step may change
         own = with_tensors(batch, torch.Tensor.clone if self._copies_input else torch.Tensor.detach)
-        with contextlib.suppress(OtherStructure):
+        try:
             return self._cut.run(self._steps[learns], own, received, seed)
+        except OtherStructure:
+            for each in self._before or ():
+                each.put_back()
+        finally:
+            self._before = None
         return self._run_once(batch, received, seed, learns=learns)
+
+    def _new_tape(self) -> Tape:
+        """In a run of shapes that none has had: what it assumes of them may not hold, and then it is made again."""
+        self._before = StageAttributes.of(self._model), ForwardBuffers([self._model], can_compare=True)
+        self._before[1].begin()
+        return Tape()
 
     def _seeder(self, microbatch: int, step: int) -> Seed:
         key, seed = mixed(mixed(self._key, step), microbatch), self._device.seed

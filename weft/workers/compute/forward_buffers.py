@@ -101,11 +101,12 @@ class ForwardBuffers:
                 if _NO_HOOKS not in str(error):
                     raise
             self._forgets = False
-            self._put_back()
+            self.put_back()
         return forward()
 
     @torch.no_grad()
-    def _put_back(self) -> None:
+    def put_back(self) -> None:
+        """As they were before the forward."""
         for (module, name), buffer in self._slots():
             known = self._known.get((id(module), name))
             if known is not None and self._has_changed(known, buffer):

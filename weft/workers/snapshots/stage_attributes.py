@@ -53,12 +53,12 @@ class StageAttributes:
         """What is in the modules at the end is the stage's from then on."""
         before = self.copied()
         before._take()
-        self._put()
+        self.put_back()
         try:
             yield
         finally:
             self._take()
-            before._put()
+            before.put_back()
 
     def is_as(self, built: StageAttributes) -> bool:
         """Whether each is the same object with the same parts, or another container with the same. Of one model."""
@@ -80,7 +80,7 @@ class StageAttributes:
         self._kept = {module: _own_of(module) for module in self._kept}
         self._contents = {each: (there, copy.copy(there)) for each, (there, _) in self._contents.items()}
 
-    def _put(self) -> None:
+    def put_back(self) -> None:
         for module, kept in self._kept.items():
             now = vars(module)
             for key in now.keys() - TORCHS - kept.keys():

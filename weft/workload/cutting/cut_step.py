@@ -36,7 +36,6 @@ from weft.workload.workload import WorkloadError
 
 Step = Callable[[nn.Module, Any], Any]
 Bound = list[tuple[Placeholder, torch.Tensor]]
-_NOTHING = contextlib.nullcontext()
 MAX_TAPES = 256  # of a stage, by the shapes of its batch
 _SAME_CALLS = (
     "a step of several stages must call the same modules in the same order for every batch; keep what depends on the "
@@ -103,6 +102,7 @@ class CutStep:
         self._known: dict[str, Placeholder] = {}
         self._sent: dict[str, torch.Tensor] = {}
         self._tapes: dict[Any, Tape] = {}
+        self.new_tape: Callable[[], Tape] = Tape  # asked in a run of shapes that none has had
         self._tape: Tape | None = None  # of this run
         self.bound: Bound = []  # by the last run
         self._rebound: Bound = []
@@ -177,7 +177,7 @@ class CutStep:
         self._started, self.skipping_seconds = time.perf_counter(), 0.0
         try:
             self.numbers.begin(seed)
-            with self._looks or _NOTHING:
+            with self._looks or contextlib.nullcontext():
                 result = replaced(step(self._model, batch), resolved)
             for each in tensors_in(result) if self._ends is None else ():
                 refuse_kept(each)
@@ -236,7 +236,7 @@ class CutStep:
     def _tape_of(self, step: Step, batch: Any) -> Tape:
         shapes = [tensor.shape for tensor in tensors_in(batch)]
         key = (step, torch.is_grad_enabled(), self._model.training, *shapes)
-        tape = self._tapes.pop(key, None) or Tape()
+        tape = self._tapes.pop(key, None) or self.new_tape()
         if len(self._tapes) >= MAX_TAPES:
             del self._tapes[next(iter(self._tapes))]
         self._tapes[key] = tape  # the newest last
