@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from weft.reference.loop import train
 
 _RECOVERY = runpy.run_path(str(Path(__file__).with_name("test_recovery.py")))
-held_behind_a_snapshot, check_is_undisturbed, kill_worker = (
-    _RECOVERY[name] for name in ("held_behind_a_snapshot", "check_is_undisturbed", "kill_worker")
+held_behind_a_snapshot, check_is_undisturbed, kill_worker, PASS_GATE = (
+    _RECOVERY[name] for name in ("held_behind_a_snapshot", "check_is_undisturbed", "kill_worker", "PASS_GATE")
 )
 
 # A count, a window, a tensor, a generator of its own, and one that tells its state by torch's own way.
@@ -94,6 +94,74 @@ def test_a_resumed_job_goes_on_with_them(daemon: Any, own_forward: bool, stages:
     for result, steps in ((first, 6), (on, 9)):
         plain, ours = train(spec(1, steps)).state, load_file(Path(result["model"]))
         assert plain.keys() == ours.keys()
+        assert [name for name in plain if not torch.equal(plain[name], ours[name])] == []
+
+
+# The first stages count in the model's own lines and the second one in a module, and the last one goes by both.
+COUNTING = """
+{PASS_GATE}
+import torch, weft
+
+class Counting(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(8, 8)
+        self.warmth = 0.0
+
+    def forward(self, x):
+        if self.training:
+            self.warmth += 0.01
+        return super().forward(x) * self.warmth
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.calls = torch.nn.ModuleList([torch.nn.Linear(8, 8), Counting(), torch.nn.Linear(8, 8)]), 0
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x / (1 + self.calls / 10)
+
+def workload(gates=("", ""), calls_at=(0, 0)):
+    def step(model, batch):
+        for gate, at in zip(gates, calls_at):
+            if model.calls == at:
+                pass_gate(gate, f"of call {at}")
+        return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    data = torch.randn(48, 8), torch.randn(48, 8)
+    optimizer = lambda parameters: torch.optim.Adam(parameters, lr=0.05)
+    return weft.Workload(Model(), data, step=step, validation=data, optimizer=optimizer)
+""".replace("{PASS_GATE}", PASS_GATE)
+
+
+def test_numbers_that_stages_count_alike_go_on_in_other_stages(daemon: Any) -> None:
+    def spec(stages: int, steps: int, **fields: Any) -> Any:
+        strategy = {"stages": stages, "microbatches": 2}
+        return daemon.spec(COUNTING, strategy=strategy, batch_size=8, steps=steps, **fields)
+
+    half = spec(3, 8)
+    first = daemon.run(type(half).parse(half.to_wire() | {"checkpoint": {"every": "2 steps"}}))
+    on = daemon.run(spec(2, 15, resume_from=first["run_dir"]))
+    for result, steps in ((first, 8), (on, 15)):
+        assert result["state"] == "completed", result["error"]
+        plain, ours = train(spec(1, steps)).state, load_file(Path(result["model"]))
+        assert [name for name in plain if not torch.equal(plain[name], ours[name])] == []
+
+
+@pytest.mark.slow(seconds=4)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_so_they_do_behind_a_loss(daemon: Any, schedule: str) -> None:
+    strategy = {"stages": 3, "microbatches": 2, "schedule": schedule}
+    with held_behind_a_snapshot(daemon, strategy, source=COUNTING, batch_size=8) as (job, spec, gate):
+        kill_worker(daemon, job, "cpu")
+        daemon.until_logged(job, "goes on after step")
+        gate.open()
+        check_is_undisturbed(daemon, job, spec)
+        result = daemon.client.show(job)
+        plain, ours = train(spec).state, load_file(Path(result["run_dir"], "model.safetensors"))
         assert [name for name in plain if not torch.equal(plain[name], ours[name])] == []
 
 

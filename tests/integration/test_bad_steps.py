@@ -198,9 +198,9 @@ CASES: Mapping[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
     ),
     "state outside of buffers": (
         {
-            "init": "self.calls = 0",
+            "init": "self.calls = [0]",
             "forward": "return self.three(self.two(self.scaled(self.one(x))))",
-            "method": "def scaled(self, x):\n        self.calls += 1\n        return x * self.calls",
+            "method": "def scaled(self, x):\n        self.calls[0] += 1\n        return x * self.calls[0]",
         },
         {"stages": 2},
         [

@@ -3,6 +3,7 @@ step's result, each alone, and what a backward changes. Found by models by chanc
 
 from __future__ import annotations
 
+import re
 import runpy
 from collections.abc import Callable
 from functools import partial
@@ -61,9 +62,11 @@ def data(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(count, 4), torch.randn(count, 4)
 
 
-def told_of(model: nn.Module, step: Callable[..., Any] = loss_of, seed: int = 3, **strategy: Any) -> dict[str, Any]:
+def told_of(
+    model: nn.Module, step: Callable[..., Any] = loss_of, seed: int = 3, mode: str = "train", **strategy: Any
+) -> dict[str, Any]:
     workload = Workload(model, data(8), step=step, optimizer=partial(torch.optim.SGD, lr=0.1))
-    job = {"entry": "a.py:b", "steps": 1, "batch_size": 4, "seed": seed}
+    job = {"entry": "a.py:b", "steps": 1, "batch_size": 4, "seed": seed, "mode": mode}
     spec = JobSpec.parse({"job": job, "strategy": {"stages": 2} | strategy, "directory": "/"})
     return inspect(workload, spec, HostDevice())
 
@@ -196,6 +199,68 @@ def test_a_step_that_goes_by_what_its_last_run_has_left_is_not_cut(run: Forward)
     for why in problems_of(told).values():
         assert why.startswith("run again with the same batch, the whole step gives something else: the loss (")
         assert "keep in buffers of the model what lasts from call to call" in why
+
+
+class Counted(Parts):
+    calls = 0
+
+    def counted(self) -> int:
+        self.calls += 1
+        return self.calls
+
+
+class CountedLayer(nn.Linear):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x) / self.calls
+
+
+def counted_first(parts: Any, x: torch.Tensor) -> torch.Tensor:
+    parts.counted()
+    return parts.third(parts.second(parts.first(x)) / parts.calls)  # type: ignore[no-any-return]
+
+
+def counted_between(parts: Any, x: torch.Tensor) -> torch.Tensor:
+    x = parts.second(parts.first(x)) / parts.counted()
+    return parts.third(x)  # type: ignore[no-any-return]
+
+
+def counted_in_a_module(parts: Any, x: torch.Tensor) -> torch.Tensor:
+    return parts.third(parts.blocks[0](parts.first(x)))  # type: ignore[no-any-return]
+
+
+def counted_behind(parts: Any, x: torch.Tensor) -> torch.Tensor:
+    x = parts.third(parts.second(parts.first(x)) / (1 + parts.calls))
+    parts.counted()
+    return x
+
+
+@pytest.mark.parametrize(
+    ("run", "cut"),
+    [
+        (counted_first, {"first", "second", "third", "head"}),
+        (counted_between, {"third", "head"}),  # stages that end before the line do not count
+        (counted_in_a_module, {"first", "blocks.0", "third", "head"}),
+        (counted_behind, {"head"}),
+    ],
+)
+@pytest.mark.parametrize("mode", ["train", "forward"])
+def test_a_number_that_a_step_goes_by_may_be_in_an_attribute_where_all_stages_count_alike(
+    run: Forward, cut: set[str], mode: str
+) -> None:
+    model = Counted(run)
+    model.calls, model.blocks[0] = 0, CountedLayer(4, 4)
+    model.blocks[0].calls = 0
+    told = told_of(model, mode=mode)
+    problems = problems_of(told)
+    assert {unit["name"] for unit in told["units"][1:]} - problems.keys() == cut
+    for why in problems.values():
+        assert re.match(
+            r"cut there, the (attribute 'calls' \(0|loss \(\S+) for \S+\) differs from that of the uncut", why
+        )
+    assert (model.calls, model.blocks[0].calls) == (0, 0)
 
 
 def sets_whether_they_are_trained(parts: Parts, x: torch.Tensor) -> torch.Tensor:

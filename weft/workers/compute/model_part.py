@@ -167,12 +167,7 @@ class CallPart(ModelPart):
         return self._parameters
 
     def modules(self) -> dict[str, nn.Module]:
-        """Those without state, too, which every stage has."""
-        known = dict(named_tensors(self.model))
-        own = {id(known[name]) for name in self.names if name in known}
-        state = {name: {id(each) for _, each in named_tensors(m)} for name, m in self.model.named_modules()}
-        found = {name: m for name, m in self.model.named_modules() if not state[name] or state[name] & own}
-        return found | dict(self._beside)
+        return modules_with(self.model, self.names) | dict(self._beside)
 
     def adopt(self, device: Memory) -> None:
         holder = nn.Module()
@@ -183,6 +178,14 @@ class CallPart(ModelPart):
             for key, buffer in module._buffers.items():
                 if buffer is not None and not isinstance(buffer, Placeholder):
                     module._buffers[key] = device.put(buffer)
+
+
+def modules_with(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
+    """Those that have some of the named parameters and buffers, and those without any, which every stage has."""
+    known = dict(named_tensors(model))
+    own = {id(known[name]) for name in names if name in known}
+    state = {name: {id(each) for _, each in named_tensors(m)} for name, m in model.named_modules()}
+    return {name: m for name, m in model.named_modules() if not state[name] or state[name] & own}
 
 
 def _buffers_of(beside: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:

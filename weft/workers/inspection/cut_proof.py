@@ -13,6 +13,7 @@ from torch import nn
 
 from weft.workers.inspection.cut_trial import CutTrial, StageError, put_back
 from weft.workers.inspection.ran import Result, TrialOutcome, tried
+from weft.workers.snapshots.stage_attributes import Numbers, numbers_of
 from weft.workload.code.first_epoch import set_mode
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import OtherCallsError, Step
@@ -38,15 +39,27 @@ class Whole:
     learns: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Second:
+    """What a second run of a whole step comes to, and where that is something else, and a run leaves nothing but
+    numbers in attributes, these: a step may go by them if all stages count alike."""
+
+    outcome: TrialOutcome
+    numbers: Numbers | None = None
+
+
 class StatesOfRuns:
-    """Buffers of a model, and parameters that its step changes by itself, as each run is to find them: as the model was
-    built, or in validation as a step of training has left them, where it needs that."""
+    """Buffers of a model, numbers in attributes of its modules, and parameters that its step changes by itself, as each
+    run is to find them: as the model was built; in validation buffers and parameters as a step of training has left
+    them, where it needs that."""
 
     def __init__(self, model: nn.Module, train: Callable[[], object] | None) -> None:
         """train: runs a step of training, in a job that trains."""
         self.model = model
         self._train = train
         self._kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        self._numbers = {module: numbers_of(vars(module)) for module in model.modules()}
+        self.counts = False  # a run has left another number in an attribute
         self._trained: dict[str, torch.Tensor] | None = None
 
     def begin_with(self, others: Mapping[str, torch.Tensor]) -> None:
@@ -56,6 +69,9 @@ class StatesOfRuns:
     def restore(self) -> None:
         """Behind each run."""
         put_back(self.model, self._kept)
+        for module, numbers in self._numbers.items():
+            self.counts |= numbers_of(vars(module)) != numbers
+            vars(module).update(numbers)
 
     def evaluated(self, run: Callable[[], Result]) -> Result:
         """What a run in validation's mode returns. No job has one before it has trained, and some layers begin with the
@@ -122,6 +138,7 @@ class CutProof:
         self._states = states
         self._forget = forget
         self._goes_back = goes_back
+        self._seconds: dict[int, _Second] = {}  # by the number of the whole
 
     def proven(self, cuts: Sequence[int], problems: dict[int, str], told: Told | None = None) -> list[int]:
         """Of the numbers of units with which stages might begin, those with which they can, all at once; why not with
@@ -155,9 +172,8 @@ class CutProof:
         run has left elsewhere than in buffers, since a stage that does not run the end of the step does not keep it."""
         if not cuts:
             return []
-        trial = self._trial_of([], self._wholes[0].step)
         try:
-            differs = self._difference_of(trial, self._wholes[0]) or self._difference_of(trial, self._wholes[0])
+            differs = self._difference_in_two(self._trial_of([], self._wholes[0].step), 0)
         except StageError:  # as the job itself will, whole
             return list(cuts)
         if differs is None:
@@ -195,22 +211,45 @@ class CutProof:
 
     def _difference(self, cuts: Sequence[int]) -> str | None:
         """What differs in runs that are cut so, or None. Errors: StageError."""
-        for whole in self._wholes:
+        for number, whole in enumerate(self._wholes):
             with contextlib.nullcontext() if whole.learns else self._states.evaluating():
                 trial = self._trial_of(cuts, whole.step)
-                differs = self._difference_of(trial, whole) or self._difference_of(trial, whole)  # skips by heart then
+                differs = self._difference_in_two(trial, number)  # the second skips by heart
                 if differs is None and trial.has_renewed():  # which leaves nothing in the modules that are skipped
-                    differs = self._difference_of(trial, whole)
+                    differs = whole.outcome.difference(self._outcome(trial, whole))
             if differs is not None:
-                return differs if whole is self._wholes[0] else f"in validation {differs}"
+                return f"in validation {differs}" if number else differs
         return None
 
-    def _difference_of(self, trial: CutTrial, whole: Whole) -> str | None:
+    def _difference_in_two(self, trial: CutTrial, number: int) -> str | None:
+        """What differs in two runs, of which the second one finds what the first has left in attributes."""
+        whole, second = self._wholes[number], self._second(number)
+        return (
+            whole.outcome.difference(self._outcome(trial, whole))
+            or second.outcome.difference(self._outcome(trial, whole))
+            or (trial.other_number(second.numbers) if second.numbers else None)
+        )
+
+    def _second(self, number: int) -> _Second:
+        whole = self._wholes[number]
+        if not self._states.counts:
+            return _Second(whole.outcome)
+        if number not in self._seconds:
+            self._seconds[number] = _Second(whole.outcome)
+            trial = self._trial_of([], whole.step)
+            with contextlib.suppress(StageError):  # as the job itself will, whole
+                first, second = self._outcome(trial, whole), self._outcome(trial, whole)
+                differs = [whole.outcome.difference(each) is not None for each in (first, second)]
+                if differs == [False, True] and (numbers := trial.numbers()) is not None:
+                    self._seconds[number] = _Second(second, numbers)
+        return self._seconds[number]
+
+    def _outcome(self, trial: CutTrial, whole: Whole) -> TrialOutcome:
         for parameter in self._model.parameters():
             parameter.grad = None
         try:
             values = trial.run(whole.batch, self._seed)
-            return whole.outcome.difference(whole.outcome.like(self._model, values, learns=whole.learns))
+            return whole.outcome.like(self._model, values, learns=whole.learns)
         finally:
             self._states.restore()
             for parameter in self._model.parameters():

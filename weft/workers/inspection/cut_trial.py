@@ -20,11 +20,12 @@ from weft.plan.error_places import TRIED_BACKWARD, TRIED_STEP, add_place
 from weft.workers.compute.backward.hand_back import HandBack
 from weft.workers.compute.backward.saved import SavedBytes, refuses_to_be_noted
 from weft.workers.compute.backward.split import SplitBackward
+from weft.workers.compute.model_part import modules_with
 from weft.workers.compute.stage import leaf_of
 from weft.workers.devices.device import Device
 from weft.workers.inspection.times import OtherMemory
 from weft.workers.inspection.unit_facts import block_of, blocks_kept
-from weft.workers.snapshots.stage_attributes import StageAttributes
+from weft.workers.snapshots.stage_attributes import Numbers, StageAttributes
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import Bound, CutStep, Step
 from weft.workload.cutting.leaves import tensors_in
@@ -54,6 +55,7 @@ class _Stage:
     sends: list[Value]
     tied: list[nn.Parameter]  # parameters that later stages use too
     attributes: StageAttributes
+    modules: Mapping[str, nn.Module]  # that are the stage's, by name
     # What was received, as a backward comes to it; not what only validation has:
     leaves: list[torch.Tensor | None] = field(default_factory=list)
     given: list[torch.Tensor | None] = field(default_factory=list)  # copies, since a module may write to it
@@ -132,6 +134,22 @@ class CutTrial:
         for stage in self._stages:
             stage.attributes = self._attributes.copied()
         return True
+
+    def numbers(self) -> Numbers | None:
+        """Numbers that runs have left in attributes; None where these keep anything else. Of an uncut step."""
+        (stage,) = self._stages
+        return stage.attributes.numbers() if stage.attributes.is_as(self._attributes, but_for_numbers=True) else None
+
+    def other_number(self, numbers: Numbers) -> str | None:
+        """A number that some stage, which has the module, has left otherwise: in words."""
+        for stage in self._stages:
+            own = stage.attributes.numbers()
+            for name, module in stage.modules.items():
+                for key, value in numbers[module].items():
+                    if own[module].get(key) != value:
+                        attribute = f"{name}.{key}".removeprefix(".")
+                        return f"the attribute {attribute!r} ({own[module].get(key)} for {value})"
+        return None
 
     def seconds(self) -> list[tuple[float, float]]:
         """Of each stage in the last run: forward and backward; where backwards are split, both parts of one."""
@@ -290,6 +308,7 @@ def _stage(
         sends,
         [parameter for name, parameter in model.named_parameters() if name in names & later],
         attributes.copied(),
+        modules_with(model, names),
     )
 
 

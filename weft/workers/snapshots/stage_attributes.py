@@ -20,6 +20,8 @@ from weft.workers.snapshots.remembered import PARTED, first_parts, put_into
 # Of torch's own, what a module may come to have while it runs, and an attribute says that it has.
 _HOOKS = [name for name in TORCHS if name.startswith(("_forward_", "_backward_")) and "hooks" in name]
 _CONTAINERS = PARTED - {tuple}
+_NUMBERS = (int, float)
+Numbers = Mapping[nn.Module, Mapping[str, float]]
 _Kept = Mapping[nn.Module, Mapping[str, Any]]
 _Contents = dict[int, tuple[Any, Any]]  # by the id of a container: that, and a copy of it
 
@@ -60,13 +62,20 @@ class StageAttributes:
             self._take()
             before.put_back()
 
-    def is_as(self, built: StageAttributes) -> bool:
+    def is_as(self, built: StageAttributes, *, but_for_numbers: bool = False) -> bool:
         """Whether each is the same object with the same parts, or another container with the same. Of one model."""
         return all(
             own.keys() == built._kept[module].keys()
-            and all(self._is_one(value, built, built._kept[module][key]) for key, value in own.items())
+            and all(
+                (but_for_numbers and type(value) in _NUMBERS) or self._is_one(value, built, built._kept[module][key])
+                for key, value in own.items()
+            )
             for module, own in self._kept.items()
         ) and all(self._is_one(there, built, there) for there, _ in self._contents.values())
+
+    def numbers(self) -> Numbers:
+        """The numbers among them."""
+        return {module: numbers_of(own) for module, own in self._kept.items()}
 
     def _is_one(self, value: Any, built: StageAttributes, other: Any) -> bool:
         if type(value) in _CONTAINERS and type(value) is type(other):
@@ -92,6 +101,11 @@ class StageAttributes:
                     now[key].update(kept.get(key, ()))
         for there, content in self._contents.values():
             put_into(there, content)
+
+
+def numbers_of(own: Mapping[str, Any]) -> dict[str, float]:
+    """own: attributes of a module."""
+    return {key: value for key, value in own.items() if type(value) in _NUMBERS}
 
 
 def _own_of(module: nn.Module) -> dict[str, Any]:
