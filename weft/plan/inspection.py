@@ -196,7 +196,7 @@ class Inspection:
     data_bytes: int | None = None  # of training and validation data; None where they are more than rows of tensors
     batch_modules: tuple[str, ...] = ()  # whose output for a sample depends in training on the others, with their kinds
     lost_attributes: tuple[str, ...] = ()  # of modules, that a step changes and no snapshot has, with what they are
-    written: tuple[str, ...] = ()  # parameters, and buffers between modules, that the step itself writes to
+    written: tuple[str, ...] = ()  # parameters, numbers, and buffers between modules, that the step itself changes
     keeps_elsewhere: bool = False  # a step that is run again, all else as it was, comes to another loss
     mixes_microbatches: bool = False  # a backward comes to other gradients behind another microbatch's forward
     loss_in_parts: tuple[float, ...] = ()  # that of a batch whole, and in two parts, where these differ

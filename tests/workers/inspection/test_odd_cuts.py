@@ -256,11 +256,31 @@ def test_a_number_that_a_step_goes_by_may_be_in_an_attribute_where_all_stages_co
     told = told_of(model, mode=mode)
     problems = problems_of(told)
     assert {unit["name"] for unit in told["units"][1:]} - problems.keys() == cut
+    assert told["written"] == ["blocks.0.calls" if run is counted_in_a_module else "calls"] * (mode == "train")
     for why in problems.values():
         assert re.match(
             r"cut there, the (attribute 'calls' \(0|loss \(\S+) for \S+\) differs from that of the uncut", why
         )
     assert (model.calls, model.blocks[0].calls) == (0, 0)
+
+
+class CountingEpochs(Parts):
+    epoch = 0
+
+    def train(self, mode: bool = True) -> nn.Module:
+        self.epoch += mode
+        return super().train(mode)
+
+
+def by_the_epoch(parts: Any, x: torch.Tensor) -> torch.Tensor:
+    return parts.third(parts.second(parts.first(x) / parts.epoch))  # type: ignore[no-any-return]
+
+
+def test_an_epoch_that_train_counts_is_none_that_the_step_does() -> None:
+    model = CountingEpochs(by_the_epoch)
+    model.epoch = 0
+    told = told_of(model)
+    assert (told["cut_problems"], told["written"]) == ([], [])
 
 
 def sets_whether_they_are_trained(parts: Parts, x: torch.Tensor) -> torch.Tensor:

@@ -110,6 +110,7 @@ class CutInspection:
         self._thaws = may_thaw(workload)
         self._step = training_step(workload) if self._learns else validation_step(workload)
         train = partial(self._record, self._step, self._largest) if self._learns else None
+        set_mode(self._model, self._learns)  # which may change numbers, for this epoch and in this mode
         self._states = StatesOfRuns(workload.model, train)
         self._restore = self._states.restore
         self._changing: Sequence[str] = ()  # parameters that the step changes by itself
@@ -156,7 +157,7 @@ class CutInspection:
             metrics=self._metrics or list(self._workload.metrics),
             users=self._users(recorded),
             changing=self._changing,
-            written=self._written,
+            written=[*self._written, *(self._states.counted if self._learns else ())],
             skipped_calls=pickled(skipped.needed, recorded.redraws),
             draws=self._draws.were_there,
             seeds_others=self._others.have_drawn,
@@ -208,7 +209,6 @@ class CutInspection:
 
     def _whole(self) -> tuple[Recorded, Whole]:
         """The whole step as it is, and what came out; buffers are as before."""
-        set_mode(self._model, self._learns)
         recorded, recording = self._fullest()
         if self._learns and recording.changed:
             self._changing = recording.changed

@@ -58,8 +58,8 @@ class StatesOfRuns:
         self.model = model
         self._train = train
         self._kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        self._numbers = {module: numbers_of(vars(module)) for module in model.modules()}
-        self.counts = False  # a run has left another number in an attribute
+        self._numbers = [(name, vars(each), numbers_of(vars(each))) for name, each in model.named_modules()]
+        self.counted: dict[str, None] = {}  # names of attributes in which a run has left another number
         self._trained: dict[str, torch.Tensor] | None = None
 
     def begin_with(self, others: Mapping[str, torch.Tensor]) -> None:
@@ -69,9 +69,10 @@ class StatesOfRuns:
     def restore(self) -> None:
         """Behind each run."""
         put_back(self.model, self._kept)
-        for module, numbers in self._numbers.items():
-            self.counts |= numbers_of(vars(module)) != numbers
-            vars(module).update(numbers)
+        for name, now, numbers in self._numbers:
+            counted = [key for key, number in numbers.items() if now.get(key) != number]
+            self.counted |= dict.fromkeys(f"{name}.{key}".removeprefix(".") for key in counted)
+            now.update(numbers)
 
     def evaluated(self, run: Callable[[], Result]) -> Result:
         """What a run in validation's mode returns. No job has one before it has trained, and some layers begin with the
@@ -232,7 +233,7 @@ class CutProof:
 
     def _second(self, number: int) -> _Second:
         whole = self._wholes[number]
-        if not self._states.counts:
+        if not self._states.counted:
             return _Second(whole.outcome)
         if number not in self._seconds:
             self._seconds[number] = _Second(whole.outcome)

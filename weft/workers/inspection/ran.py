@@ -39,7 +39,7 @@ class Ran:
     seeds_others: bool = False
     varying_shapes: Sequence[tuple[int, ...]] = ()
     changing: Sequence[str] = ()  # parameters that were seen to be changed by the step itself
-    written: Sequence[str] = ()  # these, and buffers that it writes to by lines between modules
+    written: Sequence[str] = ()  # these, buffers that it writes to by lines between modules, and numbers
 
     def facts(self) -> dict[str, Any]:
         """What of it is in the wire form of weft.plan.inspection.Inspection as it is here."""
