@@ -317,3 +317,17 @@ def test_a_hook_of_the_users_around_a_step_is_told_by_what_has_registered_it(nam
         assert hook_of(optimizer) == f"{register.__name__}(mean)"
         handle.remove()
     assert hook_of(optimizer) is None
+
+
+class Around(torch.optim.Optimizer):
+    """Another one, without a call of torch's constructor, as many a Lookahead is written."""
+
+    def __init__(self, given: Any) -> None:
+        self.inner = torch.optim.SGD(given, lr=0.1)
+        self.param_groups, self.state, self.defaults = self.inner.param_groups, self.inner.state, self.inner.defaults
+
+
+def test_an_optimizer_that_has_not_called_torchs_constructor_has_no_hooks_of_its_own() -> None:
+    optimizer = make_optimizer(Around, parameters())
+    assert optimizer is not None
+    assert hook_of(optimizer) is None

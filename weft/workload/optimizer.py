@@ -140,8 +140,8 @@ def hook_of(optimizer: torch.optim.Optimizer) -> str | None:
     """The user's hook around its step, the first of several, by what has registered it; those around the step of every
     optimizer are some, too."""
     given: Mapping[str, Mapping[int, Any]] = {
-        "register_step_pre_hook": optimizer._optimizer_step_pre_hooks,
-        "register_step_post_hook": optimizer._optimizer_step_post_hooks,
+        "register_step_pre_hook": getattr(optimizer, "_optimizer_step_pre_hooks", {}),
+        "register_step_post_hook": getattr(optimizer, "_optimizer_step_post_hooks", {}),
         "register_optimizer_step_pre_hook": _global_optimizer_pre_hooks,
         "register_optimizer_step_post_hook": _global_optimizer_post_hooks,
     }
