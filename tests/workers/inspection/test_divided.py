@@ -47,6 +47,15 @@ def stepping(step: Callable[[nn.Module, Any], Any], **changes: Any) -> Workload:
     return workload_of(loss=None, step=step, **changes)
 
 
+def in_bfloat16() -> Workload:
+    """A mean whose parts are rounded by themselves: 0.75 whole, and 0.7509765625 in two."""
+    inputs, targets = torch.zeros(NUM_SAMPLES, 6), torch.tensor([1.0, 0.0, 0.0]).repeat(NUM_SAMPLES)
+    data = inputs.bfloat16(), targets[:NUM_SAMPLES, None].bfloat16()
+    made = workload_of(train=data, validation=data, loss=lambda output, target: (0 * output + target).mean())
+    made.model.bfloat16()
+    return made
+
+
 def noisy(model: nn.Module, batch: Any) -> torch.Tensor:
     inputs, targets = batch
     return functional.mse_loss(model(inputs * (1 + 0.01 * random.random())), targets)
@@ -229,6 +238,7 @@ def test_a_loss_that_is_no_mean_is_told_where_a_step_has_several_microbatches(
         pytest.param(workload_of, {"microbatches": 2}, id="a mean"),
         pytest.param(lambda: workload_of(nn.Dropout(), nn.BatchNorm1d(5)), {"microbatches": 2}, id="beside dropout"),
         pytest.param(lambda: stepping(noisy), {"microbatches": 2}, id="a step that draws"),
+        pytest.param(in_bfloat16, {"microbatches": 2}, id="in bfloat16"),
         pytest.param(
             lambda: workload_of(loss=weighted_mean, weight=lambda target: target.exp().sum()),
             {"microbatches": 2},

@@ -12,6 +12,7 @@ not for a sum, a mean over tokens without `Workload.weight`, negatives from the 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -89,13 +90,13 @@ def _loss_in_parts(workload: Workload, spec: JobSpec, batches: Batches, size: in
     trial = _Trial(workload, spec, batches)
     try:
         with _buffers_as_before(workload.model):
-            whole, parts = trial.evaluated(iteration)
+            both = trial.evaluated(iteration)
     except Exception:  # as below; and a model may give its step something else in this mode
         return None
     finally:
         set_mode(workload.model)
-    is_told = not trial.draws and all(map(math.isfinite, (whole, parts)))
-    return [whole, parts] if is_told and abs(whole - parts) > ROUNDING * max(abs(whole), abs(parts)) else None
+    is_told = not trial.draws and all(map(math.isfinite, both))
+    return [*map(float, both)] if is_told and not _is_close(*both, trial.rounding["loss"]) else None
 
 
 def _may_hold_several(strategy: Strategy) -> bool:
@@ -195,6 +196,7 @@ class _Trial:
         self._seed = spec.job.seed
         self._batches = batches
         self.draws = False
+        self.rounding: defaultdict[str, float] = defaultdict(lambda: ROUNDING)  # of what is reported, by its dtype
 
     def why_different(self, iteration: Iteration) -> str | None:
         self._batches.order(iteration)  # a sampler may draw
@@ -208,18 +210,21 @@ class _Trial:
             return "random numbers are drawn, and parts of a batch draw others than the whole"
         if changed:
             return f"{changed[0]!r:.80} changes with each forward"
-        differs = next((name for name, value in whole.items() if not _is_close(value, parts.get(name))), None)
+        differs = next((name for name, value in whole.items() if not self._is_close(name, value, parts)), None)
         what = "training" if iteration.learns else "validation"
         return None if differs is None else f"the {differs} of a batch of {what} is another in parts"
 
-    def evaluated(self, iteration: Iteration) -> tuple[float, float]:
+    def _is_close(self, name: str, value: torch.Tensor | None, parts: _Outcome) -> bool:
+        return _is_close(value, parts.get(name), self.rounding[name])
+
+    def evaluated(self, iteration: Iteration) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss of a batch whole and in parts, of a model in eval mode."""
         set_mode(self._model, False)
         first = max(1, iteration.size // PART)
 
-        def loss(*parts: Part) -> float:
+        def loss(*parts: Part) -> torch.Tensor:
             value = self._weighed(iteration, parts, differentiates=False).get("loss")
-            return 0.0 if value is None else float(value)  # none where nothing counts
+            return torch.zeros(()) if value is None else value  # none where nothing counts
 
         return loss(Part(0, 0, iteration.size)), loss(Part(0, 0, first), Part(1, first, iteration.size - first))
 
@@ -326,6 +331,9 @@ class _Trial:
         if learns and differentiates:
             (values["loss"] * fraction).backward()  # type: ignore[no-untyped-call]  # torch leaves it without annotations
         self.draws |= generator_states() != seeded
+        for name, value in values.items():
+            if value.is_floating_point():
+                self.rounding[name] = max(self.rounding[name], math.sqrt(torch.finfo(value.dtype).eps))
         return {name: value.detach().double() * fraction for name, value in values.items()}
 
     def _seeded(self, part: Part) -> list[object]:
@@ -340,11 +348,12 @@ def _is_same(one: torch.Tensor, other: torch.Tensor | None) -> bool:
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _is_close(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+def _is_close(one: torch.Tensor | None, other: torch.Tensor | None, least: float = ROUNDING) -> bool:
+    """least: the difference that is rounding in any case."""
     if one is None or other is None:
         return one is other
     one, other = one.detach().to_dense(), other.detach().to_dense()
-    rounding = max(ROUNDING, math.sqrt(torch.finfo(one.dtype).eps))
+    rounding = max(least, math.sqrt(torch.finfo(one.dtype).eps))
     largest = float(one.abs().max()) if one.numel() else 0.0
     return torch.allclose(one, other, rtol=0.0, atol=rounding * largest + torch.finfo(one.dtype).tiny, equal_nan=True)
 
