@@ -407,6 +407,15 @@ def test_an_error_of_other_arguments_does_not(write: Write) -> None:
     assert LOADED_BEFORE not in fault_of(caught.value).message
 
 
+def test_an_error_of_another_function_of_the_file_does_not(write: Write) -> None:
+    spec = write(SOURCE + "\n\ndef other():\n    1 / 0\n")
+    load_workload(spec)
+    other = JobSpec(job={"entry": "job.py:other", "epochs": 1, "batch_size": 1}, directory=spec.directory)
+    with pytest.raises(ZeroDivisionError) as caught:
+        load_workload(other)
+    assert LOADED_BEFORE not in fault_of(caught.value).message
+
+
 def test_what_a_decorator_takes_is_not_asked_of_the_function_under_it(write: Write) -> None:
     decorated = """
 import functools

@@ -57,7 +57,7 @@ _CALLED_WITH = {
     "scheduler": ("optimizer",),
     "on_epoch": ("values",),
 }
-_newest: dict[Path, tuple[object, ...]] = {}  # loaded last: the file, and what tells it from an edited one
+_newest: dict[str, tuple[object, ...]] = {}  # what was run last, a file and a call: what tells it from another
 _own_argv: list[list[str]] = []  # what sys.argv is in this process, while it is a job's
 
 
@@ -81,12 +81,15 @@ def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
     check_named(spec.entry_file, spec.entry_function)
     _own_argv[:] = _own_argv or [sys.argv]
     sys.argv = [str(spec.entry_file)]
-    with _import_settings(spec.directory), numbered(sink), _once_more(spec):
+    with _import_settings(spec.directory), numbered(sink):
         seed_all(spec.job.seed)
-        function = _entry_function(spec, _import_entry(spec.entry_file, _package_of(spec)))
+        with _once_more("file", spec):
+            module = _import_entry(spec.entry_file, _package_of(spec))
+        function = _entry_function(spec, module)
         _check_arguments(function, spec)
         seed_all(spec.job.seed)
-        result = function(**spec.job.args)
+        with _once_more("call", spec, spec.entry_function, repr(spec.job.args)):
+            result = function(**spec.job.args)
     workload = _checked(result, spec)
     note_modules(workload.model)
     check_values(workload.model)
@@ -163,23 +166,23 @@ def _import_settings(directory: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _once_more(spec: JobSpec) -> Iterator[None]:
-    """Tells of an error that a load before it, of the same file and arguments in this process, did not have."""
-    path = spec.entry_file
-    found = path.stat()
-    state = found.st_mtime_ns, found.st_size, found.st_ino, spec.directory, repr(spec.job.args)
+def _once_more(what: str, spec: JobSpec, *called: str) -> Iterator[None]:
+    """Tells of an error that the run before it, of the same file in this process, did not have.
+
+    called: of a call the function's name and its arguments; another function may well have errors of its own.
+    """
+    found = spec.entry_file.stat()
+    state = spec.entry_file, found.st_mtime_ns, found.st_size, found.st_ino, spec.directory, *called
     try:
         yield
     except NeedsValuesError:  # it is loaded once more for that
-        _newest.clear()
-        _newest[path] = state
+        _newest[what] = state
         raise
     except Exception as error:
-        if _newest.get(path) == state and isinstance(getattr(error, "__notes__", []), list):  # a user's own may be any
+        if _newest.get(what) == state and isinstance(getattr(error, "__notes__", []), list):  # a user's own may be any
             error.add_note(LOADED_BEFORE)
         raise
-    _newest.clear()
-    _newest[path] = state
+    _newest[what] = state
 
 
 class _OwnName(importlib.machinery.ModuleSpec):
