@@ -48,6 +48,8 @@ def workload(kind, use, out):
     def change(what):
         if what == "a parameter":
             model.head.weight.mul_(0.5)
+        elif what == "one that is not trained":
+            model.bound.mul_(0.5)
         elif what == "a buffer":
             model.norm.running_mean.zero_()
         elif what == "what is trained":
@@ -101,11 +103,11 @@ def test_it_finds_the_model_as_it_is(machine: Any, tmp_path: Path, kind: str, us
             assert torch.allclose(told[key], value, rtol=1e-12, atol=1e-12), (key, epoch)
 
 
-CHANGES = ("a parameter", "a buffer", "what is trained", "an attribute", "an option")
+CHANGES = ("a parameter", "one that is not trained", "a buffer", "what is trained", "an attribute", "an option")
 ACTS = {  # as in the plain loop; what does not is refused
     "one worker": set(CHANGES),
-    "two stages": {"a parameter", "a buffer"},
-    "replicas": {"a parameter"},
+    "two stages": {"a parameter", "one that is not trained", "a buffer"},
+    "replicas": {"a parameter", "one that is not trained"},  # since `requires_grad` is set, it is ready to be
     "clipped": set(CHANGES) - {"an option"},
     "a device": {"an attribute"},
     "offloaded": {"an attribute"},
@@ -127,6 +129,64 @@ def test_a_change_of_it_acts_or_is_refused(machine: Any, tmp_path: Path, change:
     saved = load_file(ended["model"])
     for name, value in train(spec).state.items():
         assert torch.allclose(saved[name], value, rtol=1e-12, atol=1e-12), name
+
+
+KEPT = """
+import torch
+from torch import nn
+
+import weft
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.bound = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, x):
+        return self.head(self.body(x).tanh()) * self.bound
+
+
+def workload(fails):
+    model = Net()
+
+    def on_epoch(values):
+        if values["epoch"] == fails:
+            raise RuntimeError("that is enough")
+        with torch.no_grad():
+            model.bound.add_(values["epoch"] + 1)
+
+    return weft.Workload(
+        model,
+        (torch.randn(16, 6, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=lambda parameters: torch.optim.SGD([each for each in parameters if each.requires_grad], lr=0.01),
+        on_epoch=on_epoch,
+    )
+"""
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.slow(seconds=3)
+def test_what_it_has_changed_of_what_nobody_trains_is_gone_on_with(machine: Any, stages: int) -> None:
+    """Parameters that no step changes were copied once into each place of a snapshot, as they were then."""
+    how: dict[str, Any] = {"strategy": {"stages": stages, "recovery": "iteration"}, "epochs": 8, "batch_size": 4}
+    ended = machine.client.wait(machine.submit(machine.spec(KEPT, args={"fails": 5}, **how)), 60)
+    assert "that is enough" in machine.log_of(ended["job"])
+    goes_on = machine.spec(KEPT, args={"fails": -1}, resume_from=ended["run_dir"], **how)
+    ended = machine.client.wait(machine.submit(goes_on), 60)
+    assert ended["state"] == "completed", machine.log_of(ended["job"])
+    saved = load_file(ended["model"])
+    for name, value in train(machine.spec(KEPT, args={"fails": -1}, **how)).state.items():
+        assert torch.equal(saved[name], value), name
+
+
+@pytest.mark.slow(seconds=2)
+def test_what_each_replica_has_for_itself_it_does_not_change(machine: Any) -> None:
+    ended = machine.client.wait(machine.submit(machine.spec(KEPT, args={"fails": -1}, strategy={"preset": "ddp"})), 60)
+    assert ended["state"] == "failed"
+    assert "Workload.on_epoch has changed bound" in ended["error"]
 
 
 BESIDE = """

@@ -184,7 +184,10 @@ class Attempt:
             for cut in self._parts.cuts:
                 stack.enter_context(cut.lifted())
             stack.enter_context(self._whole.shown(state, training=not values["validation"]))
-            return answer_of(function, names, values)
+            answer = answer_of(function, names, values)
+        for shown in self._parts.shown.values():
+            shown.begin()
+        return answer
 
     def hand_memory_on(self) -> None:
         """To the directory that has taken the place of one that died. Errors: those of Directory."""

@@ -103,7 +103,7 @@ class ModelParts:
         self._named: dict[Holder, dict[str, nn.Parameter]] = {}  # those that a stage holds
         self._buffers: dict[Holder, frozenset[str]] = {}  # its buffers' names
         self._attributes: dict[Holder, Attributes] = {}
-        self._shown: dict[int, Shown] = {}  # by stage of the first replica
+        self.shown: dict[int, Shown] = {}  # by stage of the first replica
         self._train = source_of_job(workload, "train", spec.job)
         self.stages: dict[Holder, StageTasks] = {}
         self.memories: dict[Holder, ReplicaMemory] = {}
@@ -199,7 +199,8 @@ class ModelParts:
         if holder.replica == 0:
             own_update = self.own_updates.get(holder.stage)
             trained = self._in_buckets if own_update is None else own_update.trained()
-            self._shown[holder.stage] = Shown(part, names, trained)
+            is_asked = own.workload.on_epoch is not None
+            self.shown[holder.stage] = Shown(part, names, trained, is_asked=is_asked)
 
     def _own_update(
         self, own: OwnPart, names: Mapping[int, str], homes: Homes, publish: Callable[[], None], stage: int
@@ -220,7 +221,7 @@ class ModelParts:
         return update
 
     def _publish(self, stage: int, homes: Homes, publish: Callable[[], None]) -> None:
-        self._shown[stage].check()
+        self.shown[stage].check()
         homes.bring_back()
         publish()
 
@@ -288,7 +289,7 @@ class ModelParts:
             for parameter in part.parameters():
                 parameter.grad = None
             if holder.replica == 0:
-                self._shown[holder.stage].begin()
+                self.shown[holder.stage].begin()
             self.stages[holder].rewind()
         for memory in self.memories.values():
             memory.rewind()
@@ -310,9 +311,7 @@ class ModelParts:
         held.replica = task.holder.replica
         held.buffers, held.attributes = self._parts[task.holder].buffers(), self._attributes[task.holder].changed()
         if task.holder.replica == 0:
-            shown = self._shown[task.holder.stage]
-            shown.check()
-            held.fixed, held.names = shown.fixed, shown.names
+            self.shown[task.holder.stage].hold(held)
         if self.updates is not None:
             self.updates.hold_own(task.holder, held, self._names, iteration)
         else:

@@ -1,5 +1,6 @@
-"""Shown: what of a stage's state is the same in every snapshot, and must stay so: names, and parameters that nobody
-trains. Those that the step itself changes count as buffers, where inspection has seen that."""
+"""Shown: what of a stage's state no step changes: names, and parameters that nobody trains. So it is the same in every
+snapshot, where the user has no function that is asked between two epochs. Parameters that the step itself changes count
+as buffers, where inspection has seen that."""
 
 from __future__ import annotations
 
@@ -9,15 +10,19 @@ import torch
 from torch import nn
 
 from weft.workers.compute.model_part import ModelPart
-from weft.workers.snapshots.held import Name
+from weft.workers.snapshots.held import Held, Name
 from weft.workload.workload import WorkloadError
 
 
 class Shown:
     """Of the first replica. fixed, names: as in Held."""
 
-    def __init__(self, part: ModelPart, first_names: Mapping[int, str], trained: Collection[int]) -> None:
-        """first_names: of the model's parameters, by id. trained: ids of those that are."""
+    def __init__(
+        self, part: ModelPart, first_names: Mapping[int, str], trained: Collection[int], *, is_asked: bool = False
+    ) -> None:
+        """first_names: of the model's parameters, by id. trained: ids of those that are. is_asked: whether a function
+        of the user's is, which may change the others."""
+        self._is_asked = is_asked
         state, kept = part.named_state(), {id(buffer): name for name, buffer in part.buffers().items()}
         first = {**first_names, **kept}
         self.fixed: dict[str, torch.Tensor] = {
@@ -35,8 +40,13 @@ class Shown:
         self.begin()
 
     def begin(self) -> None:
-        """As they are now is how they have to stay."""
+        """As they are now is how the step has to leave them."""
         self._versions = {name: tensor._version for name, tensor in self._untrained.items()}
+
+    def hold(self, held: Held) -> None:
+        """Errors: as of check."""
+        self.check()
+        held.fixed, held.names, held.changes_fixed = self.fixed, self.names, self._is_asked
 
     def check(self) -> None:
         """Raises WorkloadError for a parameter that the step has changed, and did not when it was tried."""

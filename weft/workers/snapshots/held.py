@@ -3,6 +3,7 @@
 piece       a tensor of elements: of one parameter in its shape, or flat, with the extents of those it is made of
 buffer      of one replica, by its name in the model
 fixed       of the first replica: parameters that nobody trains, and those without elements, by name
+changes_fixed  whether a function of the user's may have changed them in between
 names       of the first replica: what its stage has in the model's state dict
 states      by parameter: what the optimizer keeps of it beside elements
 options     by parameter: those of its group in the optimizer
@@ -54,6 +55,7 @@ class Held:
     pieces: list[Piece] = field(default_factory=list)
     buffers: dict[str, Tensor] = field(default_factory=dict)
     fixed: dict[str, Tensor] = field(default_factory=dict)
+    changes_fixed: bool = False
     names: Sequence[Name] = field(default_factory=list)
     states: dict[str, dict[str, Any]] = field(default_factory=dict)
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -69,8 +71,8 @@ class Held:
         return [*(piece.tensor for piece in self.pieces), *self.buffers.values(), *self.fixed.values()]
 
     def num_changing(self) -> int:
-        """Of the tensors, those before the fixed ones."""
-        return len(self.pieces) + len(self.buffers)
+        """Of the tensors, those before the fixed ones, or all."""
+        return len(self.pieces) + len(self.buffers) + (len(self.fixed) if self.changes_fixed else 0)
 
     def layout(self) -> dict[str, Any]:
         """What the tensors are, in numbers and text."""

@@ -80,9 +80,9 @@ class Saved:
         return self._attributes.get(replica) or self._attributes.get(0, {})
 
     def values(self, parameter: str, like: Tensor) -> Tensor | None:
-        """Its elements, in its shape; None of one that was not trained."""
+        """Its elements, in its shape; None of one that nobody has."""
         if VALUES not in self.entries(parameter):
-            return None
+            return self.fixed.get(parameter)
         return shaped(self.flat(parameter, VALUES, like), like)
 
     def elements(self, parameter: str, like: Tensor) -> dict[str, Tensor]:

@@ -45,6 +45,11 @@ class WholeModel:
         self._is_alone = len(view.stages) == sum(replica.num_stages for replica in view.replicas)
         self._read_elsewhere = ReadElsewhere(workload, is_alone=self._is_alone)
         self._has_one_replica = len(view.replicas) == 1
+        named = list(dict(workload.model.named_parameters()).values())
+        buckets = () if view.synchronisation is None else view.synchronisation.buckets
+        updated = {id(named[place.parameter]) for bucket in buckets for place in bucket.places}
+        every = workload.model.named_parameters(remove_duplicate=False)
+        self._in_buckets = {name for name, parameter in every if id(parameter) in updated}  # replicas have one of each
         self._updates = self._is_alone and view.synchronisation is None  # by the user's own optimizer
         self._is_shared = not any(replica.private or replica.device == "gpu" for replica in view.replicas)
 
@@ -90,8 +95,9 @@ class WholeModel:
 
     def _parameters(self, model: nn.Module, state: Mapping[str, torch.Tensor]) -> Iterator[_Shown]:
         made: dict[int, nn.Parameter] = {}  # by the id of what they stand for, which may stand in several places
-        may_change = self._is_shared and not self._on_host
         for slots, key, name in _places(model, 0):
+            is_one = self._has_one_replica or name in self._in_buckets
+            may_change = self._is_shared and not self._on_host and is_one
             before, value = slots[key], state.get(name)
             if self._on_host or isinstance(before, Placeholder):
                 if id(before) not in made:
