@@ -202,6 +202,23 @@ def test_what_a_function_finds_out_of_an_epoch_is_a_metric(directory: Path) -> N
     assert all(0 < value <= 1 for value in told.values())
 
 
+@pytest.mark.days(3)
+@pytest.mark.slow(seconds=11)
+def test_the_mean_of_the_weights_is_the_plain_loops_in_stages(directory: Path) -> None:
+    (line,) = re.findall(r"^weft (run averaged\.py.*)$", PAGE, flags=re.MULTILINE)
+    found = []
+    for options in ([], ["--reference"]):
+        told = run(directory, "-m", "weft", *line.split(), *options, "--runs-dir", "runs")
+        found.append(load_file(re.findall(r"^model +(\S+)", told, flags=re.MULTILINE)[0]))
+    for name, plain in found[1].items():
+        assert torch.equal(found[0][name], plain), name
+    assert not torch.equal(found[0]["mean.0.weight"], found[0]["net.0.weight"])
+    lines = (directory / "runs" / "averaged-1" / "metrics.jsonl").read_text().splitlines()
+    means = [json.loads(line)["on_epoch"]["mean_accuracy"] for line in lines if "on_epoch" in line]
+    assert len(means) == 10
+    assert means[-1] > 0.9
+
+
 def test_every_other_block_runs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after another, as a reader would paste them."""
     monkeypatch.chdir(directory)
