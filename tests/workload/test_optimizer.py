@@ -13,6 +13,7 @@ from weft.workload.optimizer import (
     can_skip_on_device,
     hook_of,
     keep_alone,
+    learning_rate_of,
     make_optimizer,
     note_sparse,
     tensors_by_place,
@@ -317,6 +318,12 @@ def test_a_hook_of_the_users_around_a_step_is_told_by_what_has_registered_it(nam
         assert hook_of(optimizer) == f"{register.__name__}(mean)"
         handle.remove()
     assert hook_of(optimizer) is None
+
+
+@pytest.mark.parametrize(("given", "told"), [({}, 0.0), ({"lr": None}, 0.0), ({"lr": torch.tensor(0.5)}, 0.5)])
+def test_an_optimizer_without_a_rate_of_its_own_tells_none(given: dict[str, Any], told: float) -> None:
+    """transformers' Adafactor has lr=None unless one is given: each step finds its own."""
+    assert learning_rate_of(torch.optim.Optimizer(parameters(), given)) == told
 
 
 class Around(torch.optim.Optimizer):

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from weft.plan.error_places import step_place, within
 from weft.spec.job_spec import Strategy
-from weft.workload.optimizer import make_optimizer
+from weft.workload.optimizer import learning_rate_of, make_optimizer
 from weft.workload.workload import Workload, WorkloadError, make_scheduler, metric_of, steps_scheduler
 
 
@@ -46,7 +46,7 @@ class Update:
 
         A batch that counts nothing has left none; the optimizer's step then changes nothing.
         """
-        self.record.learning_rates.append(float(self._optimizer.param_groups[0].get("lr", 0.0)))
+        self.record.learning_rates.append(learning_rate_of(self._optimizer))
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if self._clip_norm is not None or self._skip_nonfinite:
             self.record.grad_norms.append(float(torch.nn.utils.get_total_norm(gradients)))

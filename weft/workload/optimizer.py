@@ -136,6 +136,12 @@ def options_of(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     }
 
 
+def learning_rate_of(optimizer: torch.optim.Optimizer) -> float:
+    """Of its first group; 0 of one that has none, as where it finds its own in each step (Adafactor with lr=None)."""
+    rate = optimizer.param_groups[0].get("lr")
+    return 0.0 if rate is None else float(rate)
+
+
 def hook_of(optimizer: torch.optim.Optimizer) -> str | None:
     """The user's hook around its step, the first of several, by what has registered it; those around the step of every
     optimizer are some, too."""

@@ -17,7 +17,7 @@ from weft.workers.updates.digests import Digests
 from weft.workers.updates.draws import Drawing, draws_nothing
 from weft.workers.updates.optimizer_state import options, parted_state, restored_state
 from weft.workers.updates.updates import Value, hold_scheduler_and_kinds, members_of, restore_template, step_scheduler
-from weft.workload.optimizer import keep_alone, make_optimizer
+from weft.workload.optimizer import keep_alone, learning_rate_of, make_optimizer
 from weft.workload.workload import Workload, make_scheduler, steps_scheduler
 
 
@@ -118,7 +118,7 @@ class StageUpdate:
         if self._scheduler is not None and (value := self._value(iteration)) is not None:
             step_scheduler(self._scheduler, value)
         if self._optimizer is not None:
-            rate = float(self._optimizer.param_groups[0].get("lr", 0.0))
+            rate = learning_rate_of(self._optimizer)
             self.check()
             with self._drawing(iteration.step, self._first), self._stepping:
                 self._optimizer.step()

@@ -33,6 +33,7 @@ from weft.workers.updates.draws import Drawing, draws_nothing
 from weft.workers.updates.norm import Bound, DeviceNorm, Norm
 from weft.workers.updates.optimizer_state import State, how_it_updates, options, restored_options
 from weft.workers.updates.sharded_optimizer import Segment, Shard, ShardedOptimizer
+from weft.workload.optimizer import learning_rate_of
 from weft.workload.workload import Workload, WorkloadError, make_scheduler, steps_scheduler
 
 Missing = Callable[[Bucket, Iteration], frozenset[int]]
@@ -240,7 +241,7 @@ class Updates:
 
     def _report(self, iteration: Iteration, measured: Measured, norm: float | torch.Tensor | None) -> None:
         """Once the step is made."""
-        facts = {"lr": float(self._template.param_groups[0].get("lr", 0.0))}
+        facts = {"lr": learning_rate_of(self._template)}
 
         def complete(norm: float | None) -> None:
             if norm is not None and self._norm is not None:
