@@ -58,6 +58,15 @@ def test_an_ended_jobs_recording_has_the_same_time_as_its_accounts(daemon: RealD
 
 
 @pytest.mark.slow
+def test_no_iteration_is_lost_where_loaders_take_turns(daemon: RealDaemon) -> None:
+    result = daemon.run(daemon.spec(strategy={"loaders": 2}))
+    recording = Recording.load(daemon.client.record(result["job"]))
+    first = {rows[0][2] for lane, rows in recording.rows.items() if lane.endswith("/load")}
+    assert first == {0, 1}
+    assert list(recording.iteration_ends) == list(range(8))
+
+
+@pytest.mark.slow
 def test_terminal_page_trace_and_metrics_tell_the_same_time(daemon: RealDaemon) -> None:
     strategy = {"replicas": 2, "microbatches": 2, "clip_norm": 1.0}
     job = daemon.run(daemon.spec(strategy=strategy))["job"]

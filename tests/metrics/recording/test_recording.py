@@ -61,6 +61,7 @@ def test_a_recorder_forgets_the_oldest_reports_of_all_lanes_first() -> None:
         recorder.add(f"cpu-{number % 2}/compute", packed_rows([(FORWARD, 0, number, -1, number, number + 1)]))
     kept = {lane: [row[2] for row in unpack(data)] for lane, data in recorder.packed().items()}
     assert kept == {"cpu-0/compute": [2], "cpu-1/compute": [1, 3]}
+    assert recorder.dropped() == ["cpu-0/compute"]
 
 
 def test_one_report_is_kept_however_large_it_is() -> None:
@@ -77,6 +78,15 @@ def test_iterations_of_which_a_lane_lacks_rows_do_not_count_as_whole(recording: 
     assert min(late.iteration_ends) == 5  # of iteration 4 rows may be missing, too
     assert max(late.iteration_ends) == max(recording.iteration_ends) == 11
     assert max(replace(recording, finished=10).iteration_ends) == 9
+
+
+def test_a_lane_that_begins_late_lacks_nothing_where_nothing_was_dropped(recording: Recording) -> None:
+    lane = "cpu-1/compute"  # as the second of two loaders that take turns, whose first row is of iteration 1
+    turns = packed_rows([row for row in recording.rows[lane] if row[2] % 2])
+    late = replace(recording, packed={**recording.packed, lane: turns}, facts={**recording.facts, "dropped": []})
+    assert list(late.iteration_ends) == list(range(12))
+    cut = replace(late, facts={**recording.facts, "dropped": [lane]})
+    assert list(cut.iteration_ends) == list(range(2, 12))
 
 
 def test_an_iteration_in_which_a_lane_stamped_nothing_is_whole_once_all_have_finished_it(recording: Recording) -> None:

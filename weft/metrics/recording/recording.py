@@ -117,7 +117,8 @@ class Recording:
     def _complete(self) -> tuple[int, int]:
         """The first and the last iteration that no lane lacks rows of. The oldest ones may have been dropped; of the
         newest the rows do not tell, since in validation some lanes stamp none."""
-        oldest = (next((row[2] for row in self.rows[lane] if row[2] >= 0), 0) for lane in self.programs)
+        dropped = self.facts.get("dropped", self.programs)  # a lane may as well begin later: loaders take turns
+        oldest = (next((row[2] for row in self.rows.get(lane, ()) if row[2] >= 0), 0) for lane in dropped)
         return max((begin + 1 for begin in oldest if begin), default=0), self.finished - 1
 
     @cached_property
@@ -193,12 +194,19 @@ class Recorder:
         self._max_bytes = max_bytes
         self._reports: deque[tuple[str, bytes]] = deque()
         self._num_bytes = 0
+        self._dropped: set[str] = set()
 
     def add(self, lane: str, packed: bytes) -> None:
         self._reports.append((lane, packed))
         self._num_bytes += len(packed)
         while self._num_bytes > self._max_bytes and len(self._reports) > 1:
-            self._num_bytes -= len(self._reports.popleft()[1])
+            lane, oldest = self._reports.popleft()
+            self._num_bytes -= len(oldest)
+            self._dropped.add(lane)
+
+    def dropped(self) -> list[str]:
+        """The lanes whose oldest rows are no longer here."""
+        return sorted(self._dropped)
 
     def packed(self) -> dict[str, bytes]:
         return packed_by_lane(self._reports)

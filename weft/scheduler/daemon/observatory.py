@@ -177,8 +177,10 @@ class Observatory:
         attempt = run.attempt
         if attempt is None:
             return encoded(_nothing(row.job))
-        frame = replace(await self._frame(attempt), finished=attempt.progress.finished_iterations)
-        return await asyncio.to_thread(_timeline_of_reports, frame, attempt.books.recorder.reports(), iterations)
+        frame, recorder = await self._frame(attempt), attempt.books.recorder
+        facts = {**frame.facts, "dropped": recorder.dropped()}
+        frame = replace(frame, finished=attempt.progress.finished_iterations, facts=facts)
+        return await asyncio.to_thread(_timeline_of_reports, frame, recorder.reports(), iterations)
 
     async def _frame(self, attempt: PlannedAttempt) -> Recording:
         """The job's tasks and programs, its plan in virtual time: what stays as it is while the attempt lasts."""

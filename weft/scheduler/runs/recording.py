@@ -141,4 +141,5 @@ def _facts(run: Run, attempt: PlannedAttempt) -> dict[str, Any]:
         "iteration_seconds": pace.iteration_seconds,
         "run_dir": str(run.files.path),
         "history": attempt.progress.history.curves(),
+        "dropped": attempt.books.recorder.dropped(),
     }
