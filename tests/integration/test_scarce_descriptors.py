@@ -138,6 +138,7 @@ def test_when_descriptors_are_short_clients_and_submits_are_refused_and_what_run
                 refusal = answer
                 break
         assert refusal["error"]["code"] == "too-many-connections"
+        assert "160 that it may have; start it under a higher `ulimit -n`" in refusal["error"]["message"]
         until(lambda: first.ask("submit", spec=spec).get("error"), "a refusal")
         refused = first.ask("submit", spec=spec)["error"]
         assert (refused["code"], "hardly a descriptor" in refused["message"]) == ("queue-full", True)

@@ -42,6 +42,17 @@ def are_short() -> bool:
         os.close(descriptor)
 
 
+def hardly_one(later: str = "") -> str:
+    """What a stranger is told who is refused, with the remedy. later: when to try again under a limit that is ample."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY or limit >= AMPLE:
+        return f"the daemon has hardly a descriptor left; try again{later}"
+    return (
+        f"the daemon has hardly a descriptor left of the {limit} that it may have; start it under a higher "
+        f"`ulimit -n`, {AMPLE} or more, or with LimitNOFILE={AMPLE} in its unit"
+    )
+
+
 def has_run_out(error: BaseException | None) -> bool:
     """Whether this process could open no more, which is what an error came of: the kernel's, or torch's text of it."""
     while error is not None:

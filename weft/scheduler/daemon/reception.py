@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from weft.machine.descriptors import is_among_the_last
+from weft.machine.descriptors import hardly_one, is_among_the_last
 from weft.machine.run_file import RunFileError
 from weft.metrics.prometheus.exporter import Exporter
 from weft.scheduler.daemon.guard import Complaints, Spawn
@@ -290,7 +290,7 @@ class Reception:
         if visit.peer_uid() not in (os.getuid(), 0):  # root is let in: nothing here could stop it
             raise WireError(ErrorCode.NOT_YOURS, f"this daemon belongs to uid {os.getuid()}; start your own")
         if visit.is_among_the_last():
-            raise WireError(ErrorCode.TOO_MANY_CONNECTIONS, "the daemon has hardly a descriptor left; try again")
+            raise WireError(ErrorCode.TOO_MANY_CONNECTIONS, hardly_one())
         await self._take_place(visit)
         frames = FrameReader(MAX_CLIENT_FRAME_BYTES, strict=True)
         waiting: list[Message] = []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.machine.checkpoint_files import checkpoints
-from weft.machine.descriptors import are_short
+from weft.machine.descriptors import are_short, hardly_one
 from weft.machine.run_file import RunFileError, size
 from weft.metrics.prometheus.exporter import Exporter
 from weft.metrics.recording.recording import FILE
@@ -132,7 +132,7 @@ class Service:
                 "try again when one ends",
             )
         if are_short():
-            raise WireError(ErrorCode.QUEUE_FULL, "the daemon has hardly a descriptor left; try again when a job ends")
+            raise WireError(ErrorCode.QUEUE_FULL, hardly_one(" when a job ends"))
 
     async def _admit(self, tables: Message, job: str | None, priority: int | None) -> Message:
         """job: the user's id for it, if any; priority: instead of the spec's, if any. One that is known needs no room:
