@@ -23,7 +23,7 @@ from weft.workers.devices.host import HostDevice
 from weft.workload.code.version import CodeChanged
 from weft.workload.cutting.calls import SeededCalls
 from weft.workload.entry import load_workload
-from weft.workload.faults import MAX_MESSAGE_CHARS, NO_GPU, Fault, NonFiniteLoss, fault_of
+from weft.workload.faults import MAX_MESSAGE_CHARS, NO_GPU, ONE_SAMPLE, Fault, NonFiniteLoss, fault_of
 from weft.workload.units import Unit
 from weft.workload.workload import WorkloadError
 
@@ -253,3 +253,11 @@ def test_a_non_finite_loss_reaches_another_process_whole() -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert (copy.step, copy.value, copy.microbatch) == (17, float("inf"), 2)
     assert str(copy) == str(error)
+
+
+def test_a_batch_norm_that_gets_one_sample_is_told_with_the_remedy() -> None:
+    with pytest.raises(ValueError, match="more than 1 value per channel") as caught:
+        torch.nn.BatchNorm1d(3)(torch.zeros(1, 3))
+    fault = fault_of(caught.value)
+    assert (fault.reason, fault.exception) == ("user-error", "ValueError")
+    assert fault.message.endswith(f"{caught.value}\n{ONE_SAMPLE}")

@@ -29,6 +29,11 @@ NO_GPU = (
     "The job's code asks for a GPU, and this process has none. It need not ask: leave out `.cuda()`, `.to('cuda')` and "
     "`device='cuda'`. Build the model on the CPU; Weft moves it, and its batches, to the devices that they are for\n"
 )
+ONE_SAMPLE = (
+    "A batch norm cannot train on a single sample. Where that is all that a microbatch has, take fewer microbatches or "
+    "replicas, or a larger batch_size; where the last batch of an epoch has too few, leave it out by a DataLoader with "
+    "drop_last=True, or give job.steps_per_epoch, with which every batch is full\n"
+)
 OURS = "a fault of Weft's own, not of the job's code; please report it\n"
 
 # What does not come from torch's allocator of a GPU: the host's, the kernel's answer (ENOMEM) to whoever maps, forks or
@@ -40,7 +45,12 @@ _OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-_HAS_NO_GPU = ("Torch not compiled with CUDA enabled", "No CUDA GPUs are available", "Found no NVIDIA driver")
+_REMEDIES = {  # by what torch says
+    "Torch not compiled with CUDA enabled": NO_GPU,
+    "No CUDA GPUs are available": NO_GPU,
+    "Found no NVIDIA driver": NO_GPU,
+    "Expected more than 1 value per channel when training": ONE_SAMPLE,
+}
 _IMPORT_SYSTEM = "<frozen importlib"
 _OUR_FILES = str(Path(weft.__file__).parent)
 
@@ -83,7 +93,8 @@ def fault_of(error: BaseException) -> Fault:
         return Fault("user-error", f"{all_open()}: {CLOSE_FILES}\n{_traceback(error)}", 1, "OSError")
     if is_ours(error):
         return Fault("internal", OURS + _traceback(error), SOFTWARE)
-    remedy = NO_GPU if any(sign in _text(error) for sign in _HAS_NO_GPU) else ""
+    told = _text(error)
+    remedy = next((remedy for sign, remedy in _REMEDIES.items() if sign in told), "")
     return Fault("user-error", _traceback(error) + remedy, 1, type(error).__name__)
 
 
