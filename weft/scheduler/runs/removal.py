@@ -41,6 +41,13 @@ def claim(directory: Path, job: str) -> None:
         (directory / MARK).write_text(f"{job}\n", encoding="utf-8")
 
 
+def claim_again(directory: Path, job: str) -> None:
+    """As `claim`, where somebody may have removed it since, or it could not be made. Errors: none; who writes into it
+    says what is in the way."""
+    with suppress(OSError):
+        claim(directory, job)
+
+
 def remove(directory: Path, job: str, runs_path: Path, stop: threading.Event) -> None:
     """Removes the job's run directory; one that has gone already is removed. Gives up once `stop` is set.
 

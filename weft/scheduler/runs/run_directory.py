@@ -27,6 +27,7 @@ from weft.metrics.recording.recording import FILE as RECORDING
 from weft.metrics.recording.recording import PROFILED_FILE
 from weft.metrics.recording.step_log import FILE as METRICS
 from weft.metrics.recording.step_log import MAX_BYTES as MAX_METRICS_BYTES
+from weft.scheduler.runs.removal import claim_again
 from weft.scheduler.runs.run_writer import RunWriter
 
 LOG: Final = "job.log"
@@ -120,6 +121,7 @@ class RunDirectory:
 
     def save(self, name: str, encode: Callable[[], bytes]) -> None:
         """A whole file, at once. Errors: OSError, counted here."""
+        claim_again(self.path, self._job)
         try:
             replace(self.path / name, encode())
         except OSError as error:
@@ -151,6 +153,7 @@ class RunDirectory:
                 _log.info("%s: %s is written again", self._job, file)
 
     def _write_whole(self, name: str, data: bytes) -> None:
+        claim_again(self.path, self._job)
         replace(self.path / name, data)
         with self._lock:
             if self._whole.get(name) is data:
@@ -184,6 +187,7 @@ class RunDirectory:
                 generation, anew, data = lines.generation, lines.anew, bytes(lines.waiting)
             if not data and not anew:
                 return
+            claim_again(self.path, self._job)
             try:
                 done = append(self.path / lines.name, data, max_bytes=max_bytes, notice=notice, anew=anew)
             except FileFull:

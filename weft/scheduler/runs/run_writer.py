@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from weft.machine.run_file import ForeignFile, RunFileError, check_room, make_directory
 from weft.metrics.prometheus.exporter import Exporter
+from weft.scheduler.runs.removal import claim_again
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ class RunWriter:
 
     async def make_directory(self, path: Path) -> RunFileError | None:
         """Why it cannot be made: for good, or for a shortage of which the job need not know."""
-        return await self.run(partial(self._error_of, make_directory, path))
+        return await self.run(partial(self._error_of, _make_claimed, path))
 
     async def close(self) -> None:
         """Returns when everything is written and the thread has ended."""
@@ -108,6 +109,12 @@ class RunWriter:
             self.troubles.add(error)
             return error
         return None
+
+
+def _make_claimed(path: Path) -> None:
+    """A run directory, which has the name of its job. Errors: RunFileError."""
+    claim_again(path, path.name)
+    make_directory(path)
 
 
 def _tell_of_bug(write: Future[None]) -> None:
