@@ -8,7 +8,9 @@ import importlib
 import json
 import linecache
 import runpy
+import subprocess
 import sys
+import zipapp
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,6 +146,31 @@ def test_a_function_that_needs_more_of_its_notebook_is_refused_with_what_it_need
         pass
     assert f"workload needs {foreign}, defined elsewhere in the notebook; define it inside" in str(refused.value)
     assert "%%writefile train.py" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("from body import workload", "workload needs helper of"),
+        ("from body import helper\ndef workload():\n    return helper()", "workload needs helper of"),
+        ("import body\ndef workload():\n    return body.helper()", "workload needs body of"),
+        ("import json\ndef workload():\n    return json.dumps(1)", "made"),
+    ],
+)
+def test_what_a_program_has_in_its_own_archive_is_nothing_that_workers_import(
+    program: str, said: str, tmp_path: Path
+) -> None:
+    """They found no module of that name, in a file that nobody had written."""
+    source = tmp_path / "program"
+    source.mkdir()
+    (source / "body.py").write_text("def helper(): ...\n\ndef workload():\n    return helper()\n")
+    ask = "from weft.client.entry import entry_of\nwith entry_of(workload):\n    print('made')\n"
+    (source / "__main__.py").write_text(f"{program}\n{ask}")
+    zipapp.create_archive(source, tmp_path / "program.pyz")
+    done = subprocess.run([sys.executable, "program.pyz"], cwd=tmp_path, capture_output=True, text=True, timeout=180.0)
+    assert said in done.stdout + done.stderr
+    if said != "made":
+        assert "program.pyz, from which workers cannot import; define it inside the function, or" in done.stderr
 
 
 def test_a_function_whose_source_nobody_has_is_refused() -> None:

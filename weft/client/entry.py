@@ -13,6 +13,7 @@ import symtable
 import sys
 import tempfile
 import textwrap
+import zipimport
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,6 +97,12 @@ def _source_alone(function: FunctionType) -> str:
     for name in sorted(names - {function.__name__, *dir(builtins)}):
         line = _import_of(name, function.__globals__.get(name))
         imports.append(line) if line else foreign.append(name)
+    if foreign and (archive := _archive_of("__main__")):
+        raise SpecError(
+            f"weft.run: {function.__name__} needs {', '.join(foreign)} of {archive}, from which workers cannot import; "
+            "define it inside the function, or put all of it in a .py file outside of the archive, and give the "
+            "function imported from it"
+        )
     if foreign:
         raise SpecError(
             f"weft.run: {function.__name__} needs {', '.join(foreign)}, defined elsewhere in the notebook; define it "
@@ -122,10 +129,23 @@ def _global_names(source: str) -> set[str]:
 def _import_of(name: str, value: object) -> str | None:
     """The line that imports a value of the notebook from where it is; None for what is the notebook's own."""
     if isinstance(value, ModuleType):
-        return f"import {value.__name__} as {name}" if sys.modules.get(value.__name__) is value else None
+        return f"import {value.__name__} as {name}" if _is_importable(value.__name__, value) else None
     module, original = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(original, str) or module == "__main__":
         return None
-    if getattr(sys.modules.get(module), original, None) is not value:
+    if getattr(sys.modules.get(module), original, None) is not value or not _is_importable(module):
         return None
     return f"from {module} import {original} as {name}"
+
+
+def _is_importable(name: str, module: ModuleType | None = None) -> bool:
+    """By workers: not what a program that is an archive (`python app.pyz`) has in it. module: that it has to be."""
+    archive = _archive_of(name)
+    is_inside = archive is not None and archive == _archive_of("__main__")
+    return not is_inside and (module is None or sys.modules.get(name) is module)
+
+
+def _archive_of(name: str) -> str | None:
+    """The archive that a module was imported from."""
+    loader = getattr(sys.modules.get(name), "__loader__", None)
+    return loader.archive if isinstance(loader, zipimport.zipimporter) else None
