@@ -329,6 +329,7 @@ def workload():
     [
         ("None", "job.entry: workload returned None; it must return a weft.Workload"),
         ("made(model=[])", r"Workload.model is list; give a torch\.nn\.Module"),
+        ("made(model=torch.nn.Linear)", r"Workload.model is the class Linear; give a .*, such as Linear\("),
         ("made(loss=1.5)", "Workload.loss is float; give a function"),
         (
             "made(loss=torch.nn.MSELoss)",

@@ -253,7 +253,8 @@ def _checked(workload: object, spec: JobSpec) -> Workload:
             f"job.entry: {spec.entry_function} returned {kind_of(workload)}; it must return a weft.Workload"
         )
     if not isinstance(workload.model, nn.Module):
-        raise WorkloadError(f"Workload.model is {kind_of(workload.model)}; give a torch.nn.Module")
+        of_it = f", such as {workload.model.__name__}(...)" if isinstance(workload.model, type) else ""
+        raise WorkloadError(f"Workload.model is {kind_of(workload.model)}; give a torch.nn.Module{of_it}")
     if not callable(workload.optimizer):
         raise WorkloadError(f"Workload.optimizer is {kind_of(workload.optimizer)}; give a function")
     if not isinstance(workload.start, (str, Path, Mapping, NoneType)):

@@ -39,6 +39,8 @@ class WorkloadError(Exception):
 
 def kind_of(value: object) -> str:
     """What a value is, for whoever gave it."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
     return "None" if value is None else type(value).__name__
 
 

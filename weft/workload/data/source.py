@@ -338,6 +338,8 @@ def _dataset(data: Any, field: Field, workload: Workload) -> Dataset[Any]:
         return TensorDataset(inputs, targets) if workload.step is None else Tensors(data)
     if workload.step is not None and (tree := _tensors(data, field)) is not None:
         return tree
+    if isinstance(data, type):  # it has the methods, too
+        raise WorkloadError(f"Workload.{field} is {kind_of(data)}; give an object of it, {data.__name__}(...)")
     is_sized = (hasattr(data, "__getitem__") or _gives_several(data)) and hasattr(data, "__len__")
     if not is_sized or isinstance(data, (str, bytes, nn.Module)):
         raise WorkloadError(
