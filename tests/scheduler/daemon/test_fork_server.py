@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.scheduler.daemon.fork_server import last_line, start_fork_server
+from weft.scheduler.daemon import fork_server
+from weft.scheduler.daemon.fork_server import bound, last_line, start_fork_server
 
 
 @pytest.mark.parametrize(
@@ -66,3 +67,20 @@ def test_the_last_that_it_has_said_is_told_in_one_line(tmp_path: Path, written: 
 def test_a_log_that_cannot_be_read_is_told_in_its_place(tmp_path: Path) -> None:
     assert last_line(tmp_path) == "(Is a directory)"
     assert last_line(tmp_path / "none") == "(No such file or directory)"
+
+
+def test_a_log_that_grows_too_large_begins_anew_and_who_writes_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What programs of jobs printed filled the disk of the ledger."""
+    monkeypatch.setattr(fork_server, "MAX_LOG_BYTES", 100)
+    log = tmp_path / "log"
+    bound(log)  # none is there
+    with log.open("ab", buffering=0) as output:
+        output.write(b"x" * 100)
+        bound(log)
+        assert log.read_bytes() == b"x" * 100
+        output.write(b"y")
+        bound(log)
+        output.write(b"later\n")
+    assert log.read_text() == "this log had 101 bytes, and begins anew\nlater\n"

@@ -32,7 +32,7 @@ from weft.metrics.prometheus.exporter import Exporter
 from weft.scheduler.core.events import DirectoryLost, DrainRequested
 from weft.scheduler.daemon import notify
 from weft.scheduler.daemon.driver import Driver
-from weft.scheduler.daemon.fork_server import WORKERS_LOG, PoolError, last_line
+from weft.scheduler.daemon.fork_server import WORKERS_LOG, PoolError, bound, last_line
 from weft.scheduler.daemon.guard import Spawn
 from weft.scheduler.daemon.http.server import MetricsAddressError, MetricsServer
 from weft.scheduler.daemon.link import DIRECTORY, Brood
@@ -288,6 +288,7 @@ class _Daemon:
                 publish(await ledger.run(Ledger.look), ledger.health, self._exporter)
             with driver.guard.around("the look at the socket"):
                 self._look_at(runtime, pool)
+            bound(self._settings.state_dir / WORKERS_LOG)
             if pool.is_of_another_weft and driver.is_idle:
                 _log.info("no job has a worker: all are started again, of weft %s", __version__)
                 await driver.renew(self._settings.state_dir / WORKERS_LOG)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -30,6 +31,7 @@ FORKABLE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 WORKERS_LOG = "workers.log"  # in the state directory: what the server says, and workers outside of jobs
+MAX_LOG_BYTES = 64 << 20  # of it: what a program prints that a job starts must not fill the disk
 TAIL_BYTES = 512  # of it, in the error that the server has died
 
 
@@ -49,6 +51,16 @@ def _opened(log: Path) -> IO[bytes]:
 def _tunables(environment: Mapping[str, str]) -> str:
     """Behind the user's own, of which glibc takes the last."""
     return ":".join(filter(None, [ALLOCATOR["GLIBC_TUNABLES"], environment.get("GLIBC_TUNABLES", "")]))
+
+
+def bound(log: Path) -> None:
+    """Begins the log anew where it is too large. Whoever has it open appends, and so goes on at its new end."""
+    with suppress(OSError):
+        size = log.stat().st_size
+        if size > MAX_LOG_BYTES:
+            os.truncate(log, 0)
+            with log.open("ab") as file:
+                file.write(b"this log had %d bytes, and begins anew\n" % size)
 
 
 def last_line(log: Path) -> str:
