@@ -22,6 +22,7 @@ from typing import Final
 
 READ_BYTES: Final = 1 << 20  # at a time
 ROOM_BYTES: Final = 1 << 16  # for spec, plan and the first lines of a job
+MARK: Final = ".made-for"  # in a run directory that Weft has made: the job's id
 PROBE: Final = ".room"  # no job's id begins with a dot
 _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -167,6 +168,36 @@ def make_directory(path: Path) -> None:
             raise _foreign(path, found.st_mode)
         if found.st_uid != os.geteuid():
             raise ForeignFile(errno.EPERM, f"{path} belongs to uid {found.st_uid}; give a runs_dir of your own")
+
+
+def claim(directory: Path, job: str) -> bool:
+    """Makes the run directory, and the mark in it; False: something is there, and is left as it is. Errors: OSError.
+
+    Daemons may have one runs_dir in common, so who makes the directory has the job's id.
+    """
+    directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        directory.mkdir(mode=0o700)
+    except FileExistsError:
+        return False
+    with suppress(OSError):
+        (directory / MARK).write_text(f"{job}\n", encoding="utf-8")
+    return True
+
+
+def claim_again(directory: Path, job: str) -> None:
+    """As `claim`, where somebody may have removed it since, or it could not be made. Errors: none; who writes into it
+    says what is in the way."""
+    with suppress(OSError):
+        claim(directory, job)
+
+
+def unclaim(directory: Path) -> None:
+    """Takes back what `claim` has made, where there is to be no job, and nothing else has come into it."""
+    with suppress(OSError):
+        if os.listdir(directory) == [MARK]:
+            os.unlink(directory / MARK)
+        os.rmdir(directory)
 
 
 def check_room(runs: Path) -> None:

@@ -137,6 +137,16 @@ def test_every_preset_can_be_compared_under_a_file_that_gives_every_axis(spec: P
         assert made.spec.strategy == Strategy(preset=made.preset)
 
 
+def test_two_comparisons_beside_each_other_take_no_id_twice(tmp_path: Path) -> None:
+    """Each has looked for a free name before the other's daemon had made its directory."""
+    options = DaemonOptions(runs_dir=tmp_path / "runs")
+    assert [options.claimed_id("digits-1-ddp") for _ in range(3)] == [
+        "digits-1-ddp",
+        "digits-1-ddp-2",
+        "digits-1-ddp-3",
+    ]
+
+
 def test_steps_replace_the_files_own_length(spec: Path) -> None:
     job = trial(spec, "as-is", "", "job.steps=7").spec.job
     assert (job.steps, job.epochs) == (7, None)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from weft.machine.run_file import MARK, claim
 from weft.scheduler.runs import removal
-from weft.scheduler.runs.removal import BATCH, MARK, NotRemoved, claim, remove
+from weft.scheduler.runs.removal import BATCH, NotRemoved, remove
 
 JOB = "digits-1"
 DEPTH = 3000  # far above what a path, or a recursion, can hold
@@ -108,7 +109,8 @@ def test_whatever_a_job_has_made_goes_and_what_its_links_lead_to_stays(runs: Pat
 UNPRIVILEGED = """
 import os, sys, threading
 from pathlib import Path
-from weft.scheduler.runs.removal import claim, remove
+from weft.machine.run_file import claim
+from weft.scheduler.runs.removal import remove
 os.setresuid(65534, 65534, 65534)
 runs = Path(sys.argv[1], "runs")
 claim(runs / "a", "a")

@@ -20,6 +20,7 @@ from weft.client.client import DaemonUnreachable, RequestRefused
 from weft.client.embedded import Daemon
 from weft.client.foreground import run_in_foreground
 from weft.machine.crew import CrewError, muster
+from weft.machine.run_file import claim, unclaim
 from weft.metrics.accounts.overlap import KINDS
 from weft.spec.job_id import stem_of
 from weft.spec.job_spec import SpecError
@@ -67,10 +68,16 @@ class DaemonOptions:
             return workers, self.stand_ins
         return workers, devices if devices > self.gpus else 0
 
-    def free_id(self, job: str) -> str:
-        """The id, or one with a number where a comparison before has left a run directory of that name."""
+    def claimed_id(self, job: str) -> str:
+        """The id, or one with a number where a comparison before or beside this one has such a run directory."""
         ids = itertools.chain([job], (f"{job}-{again}" for again in itertools.count(2)))
-        return next(each for each in ids if not os.path.lexists(self.runs_dir / each))
+        return next(each for each in ids if self._takes(each))
+
+    def _takes(self, job: str) -> bool:
+        try:
+            return claim(self.runs_dir / job, job)
+        except OSError:  # the daemon says what is wrong with it
+            return not os.path.lexists(self.runs_dir / job)
 
     def daemon_for(self, trial: Trial) -> Daemon:
         workers, stand_ins = self.sized_for(trial)
@@ -99,7 +106,7 @@ def run_trials(trials: Sequence[Trial], options: DaemonOptions, rows: list[Messa
     """
     for number, trial in enumerate(trials, start=1):
         _say(f"{number} of {len(trials)}: {trial.preset}")
-        job = options.free_id(f"{stem_of(trial.spec.job.entry)}-{number}-{trial.preset}")
+        job = options.claimed_id(f"{stem_of(trial.spec.job.entry)}-{number}-{trial.preset}")
         try:
             with options.daemon_for(trial) as client:
                 _, shown = run_in_foreground(client, trial.spec, job=job)
@@ -109,6 +116,8 @@ def run_trials(trials: Sequence[Trial], options: DaemonOptions, rows: list[Messa
             if refusal.code != ErrorCode.INVALID_SPEC:
                 raise
             shown = {"job": job, "state": "failed", "reason": "invalid-plan", "error": refusal.message}
+        finally:
+            unclaim(options.runs_dir / job)  # of one that has not begun
         rows.append(row_of(trial, shown))
 
 

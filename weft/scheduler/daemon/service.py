@@ -6,13 +6,12 @@ import asyncio
 import os
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from weft.machine.checkpoint_files import checkpoints
 from weft.machine.descriptors import are_short, hardly_one
-from weft.machine.run_file import RunFileError, size
+from weft.machine.run_file import RunFileError, claim, size, unclaim
 from weft.metrics.prometheus.exporter import Exporter
 from weft.metrics.recording.recording import FILE
 from weft.plan.schedules.given import problem_of_job
@@ -26,7 +25,7 @@ from weft.scheduler.daemon.pool import Pool
 from weft.scheduler.daemon.reception import Caller, FollowedLog, Reception, Verb
 from weft.scheduler.ledger.ledger import AsyncLedger, IdTaken, JobRow, Ledger, LedgerError, Submission
 from weft.scheduler.runs.recording import keep_recording
-from weft.scheduler.runs.removal import NotRemoved, claim, remove
+from weft.scheduler.runs.removal import NotRemoved, remove
 from weft.scheduler.runs.result import DETAILS, add_critical_path, best_model_of, details_of, model_of, result_of
 from weft.spec.job_id import InvalidJobId
 from weft.spec.job_spec import JobSpec, SpecError
@@ -376,8 +375,23 @@ def _checked_spec(tables: Message, num_gpus: int) -> JobSpec:
 def _add_and_claim(ledger: Ledger, *args: Any, **kwargs: Any) -> Submission:
     """`Ledger.add`, and the run directory of a new job: in the same thread, so that nobody sees the one without the
     other. A directory that cannot be made is told when the job begins."""
-    submission = ledger.add(*args, **kwargs)
-    if submission.is_new:
-        with suppress(OSError):
-            claim(Path(submission.row.run_dir), submission.row.job)
+    made: list[Path] = []
+
+    def takes(directory: Path) -> bool:
+        try:
+            if not claim(directory, directory.name):
+                return False
+        except OSError:
+            return not os.path.lexists(directory)
+        made.append(directory)
+        return True
+
+    try:
+        submission = ledger.add(*args, takes=takes, **kwargs)
+    except BaseException:
+        for directory in made:
+            unclaim(directory)
+        raise
+    if submission.is_new and not made:
+        takes(Path(submission.row.run_dir))
     return submission

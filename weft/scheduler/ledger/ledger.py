@@ -106,19 +106,26 @@ class Ledger:
         return cls(path, runs_path, open_file(path, runs_path, accept_empty=accept_empty))
 
     def add(
-        self, spec: Mapping[str, Any], *, uid: int, priority: int, submitted_at: float, job: str | None = None
+        self,
+        spec: Mapping[str, Any],
+        *,
+        uid: int,
+        priority: int,
+        submitted_at: float,
+        job: str | None = None,
+        takes: Callable[[Path], bool] = lambda path: not path.exists(),
     ) -> Submission:
         """A new queued job, on disk when this returns; or the job of that id, if spec, priority and owner are the same.
 
-        `job` is the user's id; without one it is `<entry's file>-<n>`. Raises InvalidJobId and IdTaken. Nothing new is
-        taken while what is older has not been written.
+        `job` is the user's id; without one it is `<entry's file>-<n>`, no other job's, whose run directory `takes`
+        finds free. Raises InvalidJobId and IdTaken. Nothing new is taken while what is older has not been written.
         """
         spec_blob = msgpack.packb(dict(spec))
         with self._noticed():
             self._write_unwritten()
             with self._transaction():
                 if job is None:
-                    job = self._next_id(stem_of(spec["job"]["entry"]))
+                    job = self._next_id(stem_of(spec["job"]["entry"]), takes)
                 elif (existing := self.job(check_job_id(job))) is not None:
                     if differs := _difference(existing, uid, priority, msgpack.unpackb(spec_blob)):
                         raise IdTaken(
@@ -292,14 +299,13 @@ class Ledger:
             _log.info("the ledger takes what is written again")
         self.health = health  # whole at once: the event loop reads it
 
-    def _next_id(self, stem: str) -> str:
-        # Skips ids that a user chose, and those whose run directory outlived a ledger that was moved aside.
+    def _next_id(self, stem: str, takes: Callable[[Path], bool]) -> str:
         while True:
             (number,) = self._connection.execute(
                 "INSERT INTO stems VALUES (?, 1) ON CONFLICT DO UPDATE SET last = last + 1 RETURNING last", (stem,)
             ).fetchone()
             job = f"{stem}-{number}"
-            if not self._is_known(job) and not (self._runs_path / job).exists():
+            if not self._is_known(job) and takes(self._runs_path / job):
                 return job
 
     def _is_known(self, job: str) -> bool:

@@ -1,8 +1,9 @@
 """The removal of a run directory, whatever the job's code has put into it. Shell; for a thread.
 
-It removes only a directory that Weft has made for that job, which `claim` says by a mark in it: a user may give a job
-the name of a directory that was there before, whose files are none of Weft's. It follows no symlink and needs a handful
-of descriptors however deep the tree is, since it empties a directory after moving its directories up:
+It removes only a directory that Weft has made for that job, which `weft/machine/run_file.py` says by a mark in it: a
+user may give a job the name of a directory that was there before, whose files are none of Weft's. It follows no symlink
+and needs a handful of descriptors however deep the tree is, since it empties a directory after moving its directories
+up:
 
     RUN/a/b/c/file  ─▶  RUN/a  RUN/<token>-1 (was b)  ─▶  RUN/<token>-2 (was c)  ─▶  file is unlinked, all are empty
 
@@ -21,7 +22,8 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
-MARK = ".made-for"
+from weft.machine.run_file import MARK
+
 MAX_MARK_BYTES = 256
 BATCH = 1000  # entries of a directory in memory at once
 REMOVE_SECONDS = 600.0  # then something still writes there
@@ -31,21 +33,6 @@ _PLAIN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO in its place
 
 class NotRemoved(RuntimeError):
     """The directory, or a part of it, is still there. The text says why, and what to do."""
-
-
-def claim(directory: Path, job: str) -> None:
-    """Makes the run directory, and the mark in it; one that is there is left as it is. Errors: OSError."""
-    directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        directory.mkdir(mode=0o700)
-        (directory / MARK).write_text(f"{job}\n", encoding="utf-8")
-
-
-def claim_again(directory: Path, job: str) -> None:
-    """As `claim`, where somebody may have removed it since, or it could not be made. Errors: none; who writes into it
-    says what is in the way."""
-    with suppress(OSError):
-        claim(directory, job)
 
 
 def remove(directory: Path, job: str, runs_path: Path, stop: threading.Event) -> None:

@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import Final
 
 from weft.machine.checkpoint_files import remove_unfinished
-from weft.machine.run_file import FileFull, append, load, read, remove_partial, replace
+from weft.machine.run_file import FileFull, append, claim_again, load, read, remove_partial, replace
 from weft.metrics.recording.recording import FILE as RECORDING
 from weft.metrics.recording.recording import PROFILED_FILE
 from weft.metrics.recording.step_log import FILE as METRICS
 from weft.metrics.recording.step_log import MAX_BYTES as MAX_METRICS_BYTES
-from weft.scheduler.runs.removal import claim_again
 from weft.scheduler.runs.run_writer import RunWriter
 
 LOG: Final = "job.log"

@@ -18,9 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from weft.machine.run_file import ForeignFile, RunFileError, check_room, make_directory
+from weft.machine.run_file import ForeignFile, RunFileError, check_room, claim_again, make_directory
 from weft.metrics.prometheus.exporter import Exporter
-from weft.scheduler.runs.removal import claim_again
 
 T = TypeVar("T")
 
