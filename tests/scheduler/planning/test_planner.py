@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import runpy
+import tomllib
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -54,6 +55,21 @@ def test_more_stages_than_the_model_has_units_are_refused_with_the_units(
     whole = [unit_of(0, name="")]
     with pytest.raises(PlanError, match=r"at most 1 stages \(units: the whole model\); use fewer stages$"):
         make_plan(spec_of(stages=2), inspection_of(whole), shared_bytes_free=1 << 40)
+
+
+@pytest.mark.parametrize("preset", ["hybrid-coarse", "hybrid-fine"])
+def test_more_stages_than_units_in_a_presets_list_are_refused_with_the_list_that_can_be(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf, preset: str
+) -> None:
+    """It advised `strategy.stages`, which is refused beside a list."""
+    inspection = inspection_of([unit_of(0)])
+    with pytest.raises(PlanError) as caught:
+        plan_of(inspection, preset=preset)
+    assert str(caught.value).startswith("strategy.replicas: stages = 2, but the model can be cut into at most 1 stages")
+    _, _, advised = str(caught.value).partition("; use fewer in the list: strategy.")
+    axes = tomllib.loads(advised)
+    assert [replica["device"] for replica in axes["replicas"]] == ["gpu", "cpu"]
+    assert [replica.num_stages for replica in plan_of(inspection, preset=preset, **axes).replicas] == [1, 1]
 
 
 def test_a_batch_smaller_than_its_microbatches_is_refused(plan_of: PlanOf) -> None:

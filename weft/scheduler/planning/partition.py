@@ -26,9 +26,12 @@ from weft.scheduler.planning.costs import part_of_largest
 from weft.scheduler.planning.crossing import Handovers
 from weft.scheduler.planning.working_window import MEMORY_SHARE, layer_cuts
 from weft.spec.job_spec import JobSpec
+from weft.spec.replica import shown_replicas
+from weft.spec.strategy import Strategy
 from weft.spec.workers_needed import numbers_by_stage
 
 KERNELS_SHARE = 0.9  # of a GPU's memory for what is counted; arbitrary: the rest is what kernels need beside
+Fewer = Callable[[int], str]  # of a number of stages: how it is written
 MAX_TOLD_UNITS = 8  # in a sentence that lists them
 MAX_TOLD_PROBLEMS = 3  # a sentence each: whoever mends these asks again
 
@@ -72,11 +75,25 @@ def cut_for(spec: JobSpec, inspection: Inspection, r: int, schedule: Schedule | 
         numbers = numbers_by_stage(spec.strategy, r, schedule.worker_of)
         room, handovers = _room(spec, inspection, r, schedule), _handovers(spec, inspection, r, schedule)
         slowness = [inspection.slowness_of(replica.device, numbers[stage]) for stage in range(replica.num_stages)]
-        cuts = partition(units, replica.num_stages, replica.split, problems, room, handovers, slowness)
+        fewer = _fewer_in_list(spec.strategy, r)
+        cuts = partition(units, replica.num_stages, replica.split, problems, room, handovers, slowness, fewer)
         is_free = replica.split is None and len(set(numbers.values())) < schedule.num_stages
         return even_workers(units, cuts, numbers, problems, room, handovers, slowness) if is_free else cuts
     split = replica.split if replica.split is not None else layer_cuts(units, _allowed_cuts(units, problems))
     return partition(units, len(split) + 1, split, problems)
+
+
+def _fewer_in_list(strategy: Strategy, r: int) -> Fewer | None:
+    """Of a replica that stands in a list, the user's own or a preset's: stages cannot stand beside it."""
+    listed = strategy.replicas
+    if not isinstance(listed, list):
+        return None
+
+    def fewer(most: int) -> str:
+        changed = listed[r].model_copy(update={"stages": most, "split": None, "gpus": None})
+        return f"fewer in the list: strategy.replicas = {shown_replicas([*listed[:r], changed, *listed[r + 1 :]])}"
+
+    return fewer
 
 
 def _room(spec: JobSpec, inspection: Inspection, r: int, schedule: Schedule) -> Room | None:
@@ -127,6 +144,7 @@ def partition(
     room: Room | None = None,
     handovers: Handovers | None = None,
     slowness: Sequence[float] = (),
+    fewer: Fewer | None = None,
 ) -> Cuts:
     """(first, last) of each stage, last exclusive, minimising the slowest stage's forward plus backward time, with what
     it takes to pass values on.
@@ -134,11 +152,12 @@ def partition(
     No cut falls before a unit that has a problem with it, nor between units that share a buffer. split: the user's own
     cuts instead, numbers or names. problems: as in Inspection.cut_problems. room: where every cut has a stage that
     takes more than there is for it, the largest part that one takes is as small as can be. slowness: of each stage's
-    worker, what a unit takes it as a multiple of its own seconds; of equal ones none. Errors: PlanError.
+    worker, what a unit takes it as a multiple of its own seconds; of equal ones none. fewer: how fewer are written,
+    where not by `stages`. Errors: PlanError.
     """
     allowed = _allowed_cuts(units, problems)
     if num_stages > len(allowed) + 1:
-        raise PlanError(_too_many(units, num_stages, allowed, problems))
+        raise PlanError(_too_many(units, num_stages, allowed, problems, fewer))
     if split is not None:
         return _given_cuts(units, split, allowed, problems)
     bounds = [0, *allowed, len(units)]
@@ -231,7 +250,13 @@ def _tied_across(units: Sequence[UnitFacts], cut: int) -> tuple[int, int] | None
     return next(((tied, number) for tied, number in ties if tied < cut <= number), None)
 
 
-def _too_many(units: Sequence[UnitFacts], num_stages: int, allowed: Sequence[int], problems: Mapping[int, str]) -> str:
+def _too_many(
+    units: Sequence[UnitFacts],
+    num_stages: int,
+    allowed: Sequence[int],
+    problems: Mapping[int, str],
+    fewer: Fewer | None,
+) -> str:
     """With what stands in the way at some of the places where the model cannot be cut, since that can be changed."""
     names = _names(units)
     told: dict[str, str] = {}  # by problem, the first unit that has it
@@ -240,9 +265,11 @@ def _too_many(units: Sequence[UnitFacts], num_stages: int, allowed: Sequence[int
     reasons = [f"before {name!r:.80}: {problem}" for problem, name in list(told.items())[:MAX_TOLD_PROBLEMS]]
     reasons += _of_repeated(units)
     change = ", or change what stands in the way of more: " + "; ".join(reasons) if reasons else ""
+    field = "strategy.stages" if fewer is None else "strategy.replicas: stages"
     return (
-        f"strategy.stages = {num_stages}, but the model can be cut into at most {len(allowed) + 1} stages (units: "
-        f"{_listed(name or 'the whole model' for name in names)}); use fewer stages{change}"
+        f"{field} = {num_stages}, but the model can be cut into at most {len(allowed) + 1} stages (units: "
+        f"{_listed(name or 'the whole model' for name in names)}); use "
+        f"{'fewer stages' if fewer is None else fewer(len(allowed) + 1)}{change}"
     )
 
 
