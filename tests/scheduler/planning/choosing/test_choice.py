@@ -210,6 +210,13 @@ def test_devices_bring_the_candidates_of_their_presets(
     assert workers_wanted(auto(), Host(workers=2, gpus=2)) == {"cpu": 2, "gpu": 2, "loader": 1}
 
 
+def test_candidates_have_titles_of_their_own(measured: Callable[..., Inspection], auto: Callable[..., JobSpec]) -> None:
+    """Those whose synchronisation is coarse were called as those with fine one: "next are" named the same twice."""
+    titles = [each.title for each in consider(auto(), measured([0.01] * 3, gpus=2), make, prunes=False)]
+    assert len(titles) == len(set(titles)) > 20
+    assert any("coarse sync" in title for title in titles)
+
+
 def _times_faster(unit: UnitFacts, factor: float) -> UnitFacts:
     times = ("forward_seconds", "backward_seconds", "small_forward_seconds", "small_backward_seconds")
     return replace(unit, **{name: getattr(unit, name) / factor for name in times})

@@ -52,9 +52,10 @@ def _of_passes(strategy: Strategy) -> list[str]:
 
 
 def _of_updates(strategy: Strategy) -> list[str]:
-    if all(replica.device == "cpu" for replica in strategy.replica_list) or strategy.update == "local":
-        return []
-    return [{"cpu": "updates on the CPU", "balanced": "updates on both"}[strategy.update]]
+    on_cpus = all(replica.device == "cpu" for replica in strategy.replica_list)
+    place = None if on_cpus else {"cpu": "updates on the CPU", "balanced": "updates on both"}.get(strategy.update)
+    is_coarse = strategy.sync == "coarse" and (len(strategy.replica_list) > 1 or place is not None)
+    return [*([place] if place else []), *(["coarse sync"] if is_coarse else [])]
 
 
 def _of_shares(strategy: Strategy) -> list[str]:
