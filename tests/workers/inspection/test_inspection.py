@@ -7,7 +7,8 @@ import functools
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Self, cast
 
 import msgpack
 import numpy as np
@@ -48,6 +49,23 @@ def workload_of(model: nn.Module, **changes: Any) -> Workload:
 def inspect(workload: Workload, spec: JobSpec) -> Any:
     """On the host."""
     return inspection.inspect(workload, spec, HostDevice())
+
+
+class Counted(nn.Module):
+    """Its `train()` alone changes a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.register_buffer("epoch", torch.zeros((), dtype=torch.int64))
+
+    def train(self, mode: bool = True) -> Self:
+        self.epoch += mode
+        return super().train(mode)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.body(x))
+        return out
 
 
 class Pair(nn.Module):
@@ -984,3 +1002,16 @@ def test_nothing_is_said_of_an_optimizer_that_was_made_before() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     made = Joint(list(model.parameters()), "norm")
     assert inspect(workload_of(model, optimizer=lambda given: made), spec_of())["joint_optimizer"] is False
+
+
+def test_a_buffer_that_no_call_uses_counts_as_the_first_units(tmp_path: Path) -> None:
+    """Replicas read each other's buffers, and wait for that where units have any: nobody waited for such a one."""
+    workload = Workload(
+        Counted(),
+        (torch.randn(8, 3), torch.zeros(8, dtype=torch.int64)),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+    job = {"entry": "job.py:workload", "batch_size": 4, "steps": 1}
+    told = inspect(workload, JobSpec.parse({"job": job, "strategy": {"replicas": 2}, "directory": str(tmp_path)}))
+    assert [unit["buffer_bytes"] for unit in told["units"]] == [8, 0]

@@ -149,8 +149,8 @@ def cut_units(
     for number, (name, uses) in enumerate(zip(recorded.units, recorded.uses, strict=True)):
         border = recorded.border(number)
         own = [tensors[each] for each in uses if each in tensors]
-        buffers = [each for each in uses if each in tensors and not isinstance(tensors[each], nn.Parameter)]
         own_names = uses | idle if number == 0 else uses
+        buffers = [each for each in own_names if each in tensors and not isinstance(tensors[each], nn.Parameter)]
         kept = sorted({*buffers, *uses.intersection(changing)})
         units.append(
             blank_facts(
