@@ -150,6 +150,30 @@ def test_what_is_kept_by_place_is_found_there_in_each_bucket() -> None:
         assert all(torch.equal(views[number][0], parameter.detach()) for number, parameter in enumerate(real))
 
 
+class Lookahead(torch.optim.Optimizer):
+    """As many have it: it goes back to a slow copy of each parameter, whether that has a gradient or not."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+        self.slow = [[each.detach().clone() for each in group["params"]] for group in self.param_groups]
+
+    def step(self, closure: Any = None) -> None:
+        for group, slow in zip(self.param_groups, self.slow, strict=True):
+            for parameter, copy in zip(group["params"], slow, strict=True):
+                parameter.data.copy_(copy.lerp_(parameter.data, 0.5))
+
+
+def test_who_writes_to_parameters_that_are_updated_elsewhere_is_told_to_pass_over_them() -> None:
+    given = some_parameters()
+    shard, _, _ = shard_of(given[:2])
+    ours = ShardedOptimizer(Lookahead(given), {0: shard}, parameters=given, speculative=False)
+    with pytest.raises(RuntimeError, match="meta") as raised:
+        ours.step(0)
+    note, place = raised.value.__notes__
+    assert "Lookahead" in place
+    assert "pass over each whose grad is None" in note
+
+
 def test_a_parameter_without_a_gradient_is_left_alone_by_an_optimizer_of_the_user() -> None:
     given = some_parameters()
     shard, values, _ = shard_of(given)

@@ -276,6 +276,13 @@ class _Bucket:
         return split(part, self._shard, self._twin)
 
 
+PASS_OVER = (
+    "An optimizer that keeps tensors in lists beside its groups has there all parameters of the model, and those that "
+    "are updated elsewhere have no values and no gradient: pass over each whose grad is None, or keep what it has of "
+    "each in optimizer.state[parameter]"
+)
+
+
 class _StepUpdate:
     """The update by the optimizer's own `step`, whatever it is."""
 
@@ -324,7 +331,12 @@ class _StepUpdate:
             part.parameter.grad = gradient.clone() if gradient is part.gradient and not self._is_torchs else gradient
         # with gradients, as in a training loop: each optimizer turns it off itself
         with torch.enable_grad(), within(step_place(self._optimizer)):
-            self._optimizer.step()
+            try:
+                self._optimizer.step()
+            except Exception as error:  # whatever the user's raises
+                if any(parameter.is_meta for group in self._optimizer.param_groups for parameter in group["params"]):
+                    error.add_note(PASS_OVER)
+                raise
         for part in parts:
             part.parameter.grad = None
             part.come_home()
