@@ -137,9 +137,10 @@ def workload(gates=("", ""), calls_at=(0, 0)):
 """.replace("{PASS_GATE}", PASS_GATE)
 
 
-def test_numbers_that_stages_count_alike_go_on_in_other_stages(daemon: Any) -> None:
+@pytest.mark.parametrize("recompute", [False, True])
+def test_numbers_that_stages_count_alike_go_on_in_other_stages(daemon: Any, recompute: bool) -> None:
     def spec(stages: int, steps: int, **fields: Any) -> Any:
-        strategy = {"stages": stages, "microbatches": 2}
+        strategy = {"stages": stages, "microbatches": 2, "recompute": recompute}
         return daemon.spec(COUNTING, strategy=strategy, batch_size=8, steps=steps, **fields)
 
     half = spec(3, 8)

@@ -198,6 +198,7 @@ class Inspection:
     lost_attributes: tuple[str, ...] = ()  # of modules, that a step changes and no snapshot has, with what they are
     written: tuple[str, ...] = ()  # parameters, numbers, and buffers between modules, that the step itself changes
     keeps_elsewhere: bool = False  # a step that is run again, all else as it was, comes to another loss
+    keeps_numbers: bool = False  # and comes to the same with the numbers in attributes that it had
     mixes_microbatches: bool = False  # a backward comes to other gradients behind another microbatch's forward
     loss_in_parts: tuple[float, ...] = ()  # that of a batch whole, and in two parts, where these differ
     loose_parameter: str | None = None  # on a device: the name of one that something beside modules has hold of
@@ -304,6 +305,7 @@ class Inspection:
             lost_attributes=tuple(data.get("lost_attributes", ())),
             written=tuple(data.get("written", ())),
             keeps_elsewhere=data.get("keeps_elsewhere", False),
+            keeps_numbers=data.get("keeps_numbers", False),
             mixes_microbatches=data.get("mixes_microbatches", False),
             loss_in_parts=tuple(data.get("loss_in_parts") or ()),
             loose_parameter=data.get("loose_parameter"),

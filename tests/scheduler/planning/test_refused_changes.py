@@ -166,6 +166,7 @@ def test_a_line_tells_of_what_a_step_keeps_where_nobody_else_knows_of_it(
     assert len(notes) == count
     with pytest.raises(PlanError, match=r"recompute = true runs each .* an attribute, .* or leave recompute out"):
         plan_of(inspection, recompute=True, **settings)
+    plan_of(dataclasses.replace(inspection, keeps_numbers=True), recompute=True, **settings)
 
 
 def test_no_choice_divides_a_batch_otherwise_whose_every_microbatch_changes_a_parameter(

@@ -269,7 +269,7 @@ def test_recompute_keeps_of_each_microbatch_only_the_buffers_that_forward_change
     for _ in range(2):
         buffers.begin()
         changing(torch.randn(5, 6))
-        kept = buffers.end()
+        kept = buffers.end().buffers
         assert [name for (_, name), _ in kept] == ["running_mean", "running_var", "num_batches_tracked"]
 
 
@@ -287,6 +287,30 @@ def test_views_of_one_memory_are_that_when_a_forward_runs_again() -> None:
         module.first.add_(20.0)
         assert module.second.tolist() == [21.0, 22.0, 3.0]
     assert memory.tolist() == [10.0, 11.0, 12.0, 3.0]
+
+
+def test_a_number_that_a_forward_counts_is_what_it_was_when_that_runs_again() -> None:
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls, self.scale, self.name = 0, 1.0, "counted"
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            self.scale /= 2
+            return x * self.scale
+
+    counted = Counted()
+    buffers, x = ForwardBuffers([nn.Sequential(counted, nn.Tanh())], can_compare=True), torch.ones(1)
+    buffers.begin()
+    assert buffers.forgetting(lambda: counted(x)) == 0.5
+    began = buffers.end()
+    counted(x)  # of another microbatch
+    with buffers.as_they_were(began):
+        assert counted(x) == 0.5
+    assert (counted.calls, counted.scale) == (2, 0.25)
+    buffers.begin()
+    assert buffers.end().numbers == []
 
 
 @pytest.mark.parametrize("can_compare", [False, True], ids=["a device", "the host"])
@@ -307,7 +331,7 @@ def test_a_buffer_that_forward_changes_out_of_autograds_sight_is_found(can_compa
         before = mean.mean.clone()
         buffers.begin()
         mean(torch.randn(5, 6))
-        ((_, name), kept), *others = buffers.end()
+        ((_, name), kept), *others = buffers.end().buffers
         assert name == "mean"
         assert kept is not None
         assert torch.equal(kept, before)
@@ -326,7 +350,7 @@ def test_on_a_device_batch_norms_are_known_to_change_whenever_they_begin() -> No
     for _ in range(3):
         buffers.begin()
         spectral(norm(torch.randn(5, 6)))
-        names = [name for (_, name), _ in buffers.end()]
+        names = [name for (_, name), _ in buffers.end().buffers]
         assert names == ["running_mean", "running_var", "num_batches_tracked", "weight_u", "weight_v"]
 
 

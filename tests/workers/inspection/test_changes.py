@@ -149,17 +149,29 @@ class Queue(nn.Module):
         return y
 
 
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(3, 3), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.layer(x) / self.calls  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("changes", [{"replicas": 2}, {"recompute": True}, {}])
 def test_what_lasts_beside_parameters_and_buffers_is_found_where_it_would_be_lost_or_changed_twice(
     spec_of: Callable[..., JobSpec], changes: dict[str, Any]
 ) -> None:
-    def keeps(model: nn.Module) -> bool:
+    def keeps(model: nn.Module) -> tuple[bool, bool]:
         workload = Workload(model, DATA, loss=nn.MSELoss(), optimizer=lambda each: torch.optim.SGD(each, lr=0.1))
-        found: bool = inspect(workload, spec_of(batch_size=4, **changes), HostDevice())["keeps_elsewhere"]
-        return found
+        found = inspect(workload, spec_of(batch_size=4, **changes), HostDevice())
+        return found.get("keeps_elsewhere", False), found.get("keeps_numbers", False)
 
-    assert keeps(nn.Sequential(nn.Linear(3, 3), Queue(buffer=False))) == bool(changes)
-    assert not keeps(nn.Sequential(nn.Linear(3, 3), Queue(buffer=True)))
+    assert keeps(nn.Sequential(nn.Linear(3, 3), Queue(buffer=False))) == (bool(changes), False)
+    assert keeps(nn.Sequential(nn.Linear(3, 3), Queue(buffer=True))) == (False, False)
+    assert keeps(nn.Sequential(nn.Linear(3, 3), Counted())) == (bool(changes), bool(changes))
+    assert keeps(nn.Sequential(Counted(), Queue(buffer=False))) == (bool(changes), False)
 
 
 class Remembered(torch.autograd.Function):

@@ -226,7 +226,7 @@ def check_changes(spec: JobSpec, inspection: Inspection) -> None:
     if spec.job.mode != "train":
         return
     strategy = spec.strategy
-    if strategy.recompute and inspection.keeps_elsewhere:
+    if strategy.recompute and inspection.keeps_elsewhere and not inspection.keeps_numbers:
         raise PlanError(
             f"strategy.recompute = true runs each forward twice, and {_ELSEWHERE}, which would be changed twice; keep "
             "in buffers (register_buffer) what lasts, draw from torch's, numpy's or Python's own generator, or leave "

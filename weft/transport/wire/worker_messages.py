@@ -178,6 +178,7 @@ class _Facts(TypedDict):
     lost_attributes: NotRequired[list[str]]
     written: NotRequired[list[str]]
     keeps_elsewhere: NotRequired[bool]
+    keeps_numbers: NotRequired[bool]
     mixes_microbatches: NotRequired[bool]
     loss_in_parts: NotRequired[Annotated[list[float], Field(min_length=2, max_length=2)] | None]
     loose_parameter: NotRequired[str | None]

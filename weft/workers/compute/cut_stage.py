@@ -50,7 +50,7 @@ class _Saved:
     bound: Bound  # what stood for what
     calls: Made  # their numbers
     seed: Seed  # what they were seeded by
-    began: Began  # where it is recomputed, the buffers that forward changes, as they were before
+    began: Began  # where it is recomputed
 
 
 class CutStage(Stage):
@@ -196,7 +196,7 @@ class CutStage(Stage):
         self, microbatch: int, step: int, received: Tensors, batch: Any
     ) -> tuple[Tensors, Mapping[str, torch.Tensor]]:
         leaves = [leaf_of(each, wants) for each, wants in zip(received, self._differentiable, strict=True)]
-        saved = _Saved(step, leaves, leaves, [], batch, None, [], {}, unseeded, [])
+        saved = _Saved(step, leaves, leaves, [], batch, None, [], {}, unseeded, Began())
         self._saved[microbatch] = saved
         if not self._recompute:
             saved.sent, values = self._run_saved(microbatch, saved)

@@ -1,7 +1,8 @@
 """Forward's buffers: what each microbatch's forward began with, for a forward that is run again.
 
 A module may read a buffer in forward and change it there: the vectors of a spectral norm, a statistic that is also the
-scale. Under recompute a forward runs twice, and between the two other microbatches have changed the buffer again.
+scale; or a number in an attribute, which counts. Under recompute a forward runs twice, and between the two other
+microbatches have changed it again.
 
     forward(m)          what it changes is kept as it was before             Began
     forward(m) again    on copies of that, which stand in the buffers' place and go with what it makes of them
@@ -19,20 +20,29 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from weft.workers.snapshots.stage_attributes import numbers_of
 from weft.workload.aliases import dense_parts
 from weft.workload.cutting.placeholder import Placeholder
 
 T = TypeVar("T")
 Slot = tuple[nn.Module, str]
-Began = list[tuple[Slot, torch.Tensor | None]]
+Changed = list[tuple[Slot, torch.Tensor | None]]
 LOOKS = 8  # arbitrary: forwards on a device behind which buffers are compared
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """What a forward changes, as it was before."""
+
+    buffers: Changed = field(default_factory=list)
+    numbers: list[tuple[dict[str, Any], dict[str, float]]] = field(default_factory=list)  # attributes of each module
 
 
 @dataclass(slots=True)
@@ -69,6 +79,8 @@ class ForwardBuffers:
         self._can_compare, self._looks = can_compare, LOOKS
         self._forgets = True
         self._known: dict[tuple[int, str], _Known] = {}
+        self._attributes = [vars(each) for each in self._modules if not type(each).__module__.startswith("torch.")]
+        self._numbers: list[dict[str, float]] = []  # of each
 
     def begin(self) -> None:
         """Before a forward."""
@@ -79,6 +91,7 @@ class ForwardBuffers:
             is_taken_to = not self._can_compare and isinstance(module, _NormBase)
             changes = is_taken_to if known is None else known.changes
             self._known[id(module), name] = _Known(buffer, _version(buffer), copies.get(id(buffer)), changes)
+        self._numbers = [numbers_of(each) for each in self._attributes]
 
     def _has_to_be_copied(self, slot: Slot, buffer: torch.Tensor | None) -> bool:
         known = self._known.get((id(slot[0]), slot[1]))
@@ -113,32 +126,40 @@ class ForwardBuffers:
                 module._buffers[name] = known.buffer
                 if known.buffer is not None and known.value is not None:
                     known.buffer.copy_(known.value)
+        for attributes, numbers in zip(self._attributes, self._numbers, strict=True):
+            attributes.update(numbers)
 
     def end(self) -> Began:
         """After it: what it has changed, as it was."""
-        began: Began = []
+        changed: Changed = []
         for (module, name), buffer in self._slots():
             known = self._known.get((id(module), name))
             if known is None:  # made by this forward, which the second one will find made
                 continue
             known.changes = known.changes or self._has_changed(known, buffer)
             if known.changes:
-                began.append(((module, name), known.value))
+                changed.append(((module, name), known.value))
         self._looks = max(0, self._looks - 1)
-        return began
+        both = zip(self._attributes, self._numbers, strict=True)
+        return Began(changed, [(now, numbers) for now, numbers in both if numbers_of(now) != numbers])
 
     @contextlib.contextmanager
     def as_they_were(self, began: Began) -> Iterator[None]:
         """A forward inside finds the buffers so, and what it changes is not seen outside."""
-        now = [(module, name, module._buffers[name]) for (module, name), _ in began]
-        copies = _copies(value for _, value in began)
-        for (module, name), value in began:
+        now = [(module, name, module._buffers[name]) for (module, name), _ in began.buffers]
+        numbers_now = [(attributes, numbers_of(attributes)) for attributes, _ in began.numbers]
+        copies = _copies(value for _, value in began.buffers)
+        for (module, name), value in began.buffers:
             module._buffers[name] = None if value is None else copies[id(value)]
+        for attributes, numbers in began.numbers:
+            attributes.update(numbers)
         try:
             yield
         finally:
             for module, name, buffer in now:
                 module._buffers[name] = buffer
+            for attributes, numbers in numbers_now:
+                attributes.update(numbers)
 
     def _slots(self) -> Iterator[tuple[Slot, torch.Tensor | None]]:
         return (

@@ -40,7 +40,7 @@ class _Saved:
     was_received: bool  # x came from the stage before
     y: torch.Tensor | None  # the output with its graph, unless it is recomputed
     head: Head | None  # what ran on top: the loss
-    began: Began  # where it is recomputed, the buffers that forward changes, as they were before
+    began: Began  # where it is recomputed
 
 
 class UnitStage(Stage):
@@ -157,7 +157,7 @@ class UnitStage(Stage):
         x.requires_grad_(was_received and can_have_gradient(x))  # nobody wants the data's gradient
         if not self._recompute:
             y = self._run(x, step, microbatch, head)
-            self._saved[microbatch] = _Saved(step, x, was_received, y, head, [])
+            self._saved[microbatch] = _Saved(step, x, was_received, y, head, Began())
             return y
         self._buffers.begin()
         y = self._buffers.forgetting(lambda: self._run(x, step, microbatch, head)).detach()

@@ -29,6 +29,7 @@ from weft.spec.job_spec import JobSpec
 from weft.spec.strategy import Strategy
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.inspection.ran import first_batch
+from weft.workers.snapshots.stage_attributes import numbers_of
 from weft.workers.updates.optimizer_state import is_elementwise
 from weft.workload.code.first_epoch import set_mode
 from weft.workload.data.batches import Batches
@@ -77,7 +78,7 @@ def run_again(
         not isinstance(device, Accelerator) and size > 1 and any(sum(each.strategy.division[1]) > 1 for each in specs)
     )
     return {
-        "keeps_elsewhere": again and _keeps_elsewhere(workload, spec, batches, size),
+        **(_kept(workload, spec, batches, size) if again else {}),
         "mixes_microbatches": several and _mixes_microbatches(workload, spec, batches, size),
         "loss_in_parts": _loss_in_parts(workload, spec, batches, size) if divides else None,
     }
@@ -105,21 +106,30 @@ def _may_hold_several(strategy: Strategy) -> bool:
     return max(strategy.microbatch_counts) > 1 and not one_by_one
 
 
-def _keeps_elsewhere(workload: Workload, spec: JobSpec, batches: Batches, size: int) -> bool:
+def _kept(workload: Workload, spec: JobSpec, batches: Batches, size: int) -> dict[str, bool]:
     """Whether a step that is run again, with the parameters, buffers and random numbers that it began with, comes to
-    another loss: it has left something in an attribute, in a global or in a generator of its own."""
+    another loss: it has left something in an attribute, in a global or in a generator of its own. And whether it does
+    not with the numbers in attributes that it began with."""
     iteration, part = first_batch(size, training=True)
     trial = _Trial(workload, spec, batches)
 
     def loss() -> torch.Tensor:
         set_mode(workload.model)
         with _buffers_as_before(workload.model):
-            return trial.loss(iteration, part)
+            return trial.loss(iteration, part).nan_to_num()
 
+    keeps, numbers_alone = False, False
     try:
-        return not torch.equal(loss().nan_to_num(), loss().nan_to_num())
+        set_mode(workload.model)
+        built = [(vars(each), numbers_of(vars(each))) for each in workload.model.modules()]
+        first = loss()
+        keeps = not torch.equal(first, loss())
+        for attributes, numbers in built:
+            attributes.update(numbers)
+        numbers_alone = keeps and torch.equal(first, loss())
     except Exception:  # what the user's code raises is told where the job itself calls it
-        return False
+        pass
+    return {"keeps_elsewhere": keeps, "keeps_numbers": numbers_alone}
 
 
 def _mixes_microbatches(workload: Workload, spec: JobSpec, batches: Batches, size: int) -> bool:

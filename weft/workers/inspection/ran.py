@@ -13,7 +13,7 @@ from torch import nn
 from weft.plan.division import Part
 from weft.plan.itinerary import Iteration
 from weft.transport.memory.arena import dtype_name
-from weft.workers.compute.forward_buffers import Began, ForwardBuffers
+from weft.workers.compute.forward_buffers import Began, Changed, ForwardBuffers
 from weft.workers.compute.handover import can_have_gradient
 from weft.workload.aliases import dense_parts, has_memory, overlap
 from weft.workload.cutting.names import named_tensors
@@ -174,7 +174,7 @@ def tried(run: Callable[[], Result]) -> Result | None:
         return None
 
 
-def carried(modules: Sequence[nn.Module], outputs: Callable[[int], list[torch.Tensor]]) -> Began:
+def carried(modules: Sequence[nn.Module], outputs: Callable[[int], list[torch.Tensor]]) -> Changed:
     """The buffers that a forward changes, as they were, where what comes out is another where these are others; else
     none. outputs: of a forward with the random numbers of a draw, some of which may leave out who changes them."""
     has_some = any(True for module in modules for _ in module.buffers())
@@ -182,19 +182,19 @@ def carried(modules: Sequence[nn.Module], outputs: Callable[[int], list[torch.Te
     return next(filter(None, tries), [])
 
 
-def _carried(modules: Sequence[nn.Module], outputs: Callable[[], list[torch.Tensor]]) -> Began:
+def _carried(modules: Sequence[nn.Module], outputs: Callable[[], list[torch.Tensor]]) -> Changed:
     """Vectors that have converged change no more. Twice with the same buffers first: of a kernel that gives other bits
     each time nobody can tell."""
     buffers = ForwardBuffers(modules, can_compare=True)
     buffers.begin()
     first = outputs()
-    if not (began := buffers.end()):
+    if not (changed := buffers.end().buffers):
         return []
-    with buffers.as_they_were(began):
+    with buffers.as_they_were(Began(changed)):
         again = outputs()
-    with buffers.as_they_were([(slot, _other(value)) for slot, value in began]):
+    with buffers.as_they_were(Began([(slot, _other(value)) for slot, value in changed])):
         other = tried(outputs)
-    return began if _all_equal(first, again) and (other is None or not _all_equal(first, other)) else []
+    return changed if _all_equal(first, again) and (other is None or not _all_equal(first, other)) else []
 
 
 def _other(value: torch.Tensor | None) -> torch.Tensor | None:
