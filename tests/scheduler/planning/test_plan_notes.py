@@ -64,6 +64,7 @@ def test_a_line_says_what_a_step_changes_with_each_microbatch(
         "state: the step itself changes steps, teacher.weight, with each of the 4 microbatches of a "
     )
     assert list(plan_notes(spec_of(batch_size=8, microbatches=1), inspection, None)) == []
+    assert list(plan_notes(spec_of(batch_size=8, microbatches=1, replicas=2), inspection, None)) == []  # one of each
 
 
 def test_nothing_is_said_where_every_batch_is_whole_or_nothing_depends_on_it(

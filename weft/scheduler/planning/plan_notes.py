@@ -78,10 +78,10 @@ def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | No
         yield from _scheduler_note(spec, inspection, inspection.scheduler_span)
     if inspection.batch_modules:
         yield from _batch_note(spec, inspection)
-    if inspection.written and sum(spec.strategy.division[1]) > 1:
+    if inspection.written and (most := max(spec.strategy.division[1])) > 1:
         yield (
             f"state: the step itself changes {_listed(inspection.written)}, with each of the "
-            f"{sum(spec.strategy.division[1])} microbatches of a batch, and so a count or a mean goes on by as many at "
+            f"{most} microbatches of a batch, and so a count or a mean goes on by as many at "
             "once; let it reckon with that, or give strategy.microbatches = 1"
         )
     if len(replicas) > 1:
