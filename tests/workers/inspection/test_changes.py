@@ -212,15 +212,32 @@ class Checkpointed(nn.Module):
         return found
 
 
+class CountedAgain(nn.Module):
+    """What is computed again counts again, in a number by which the next forward goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = checkpoint(self.counted, x, use_reentrant=False)
+        return found
+
+    def counted(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return (x * self.calls).tanh()
+
+
 class OfItsOwn(nn.Module):
     """Code in backward that takes what its own forward had, behind layers that keep and draw."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(Queue(buffer=True), nn.BatchNorm1d(3), nn.Dropout(0.5))
+        self.layers, self.calls = nn.Sequential(Queue(buffer=True), nn.BatchNorm1d(3), nn.Dropout(0.5)), 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.layers(x)
+        self.calls += 1
+        x = self.layers(x) * self.calls
         kept = x.detach().clone()
         if x.requires_grad:
             x.register_hook(lambda gradient: gradient * kept)
@@ -231,7 +248,7 @@ class OfItsOwn(nn.Module):
     ("changes", "holds"),
     [({"stages": 2, "microbatches": 2}, True), ({"stages": 2}, False), ({"microbatches": 2}, False)],
 )
-@pytest.mark.parametrize("kind", [Remembering, Hooked, Checkpointed])
+@pytest.mark.parametrize("kind", [Remembering, Hooked, Checkpointed, CountedAgain])
 def test_a_backward_that_takes_what_another_microbatch_has_left_is_found_where_there_are_several(
     spec_of: Callable[..., JobSpec], kind: Callable[[], nn.Module], changes: dict[str, Any], holds: bool
 ) -> None:

@@ -285,9 +285,9 @@ def check_backward_changes(
             if inspection.mixes_microbatches and at_once > 1 and not strategy.recompute:
                 raise PlanError(
                     "a microbatch's backward comes to other gradients where another one's forward has run since (a "
-                    f"module keeps in an attribute what its backward takes), and strategy.schedule = "
-                    f"{schedule_title(strategy.schedule)!r} has {at_once} microbatches at once; keep that in ctx, use "
-                    "schedule = 'model-parallel', or strategy.recompute = true"
+                    "module keeps in an attribute what its backward takes, or counts there in backward, too), and "
+                    f"strategy.schedule = {schedule_title(strategy.schedule)!r} has {at_once} microbatches at once; "
+                    "keep that in ctx, use schedule = 'model-parallel', or strategy.recompute = true"
                 )
             if unit is None:
                 continue

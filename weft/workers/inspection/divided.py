@@ -162,6 +162,17 @@ def _buffers_as_before(model: nn.Module) -> Iterator[None]:
             module._buffers[key] = value.copy_(before)
 
 
+@contextmanager
+def _numbers_as_before(model: nn.Module) -> Iterator[None]:
+    """Once it is over: those in attributes, which a module may count in its forward."""
+    kept = [(vars(each), numbers_of(vars(each))) for each in model.modules()]
+    try:
+        yield
+    finally:
+        for now, numbers in kept:
+            now.update(numbers)
+
+
 def _looked_at(batches: Batches, batch_size: int) -> Iterator[Iteration]:
     for training, num_samples in ((True, batches.num_train), (False, batches.num_validation)):
         last = max(0, num_samples - 1) // batch_size
@@ -248,7 +259,7 @@ class _Trial:
         set_mode(self._model)
         self._forget_gradients()
         under_way: list[torch.Tensor] = []
-        with _buffers_as_before(self._model):
+        with _buffers_as_before(self._model), _numbers_as_before(self._model):
             for part in parts:
                 under_way.append(self._loss(iteration, part))
                 if len(under_way) == keeps:
@@ -264,7 +275,7 @@ class _Trial:
         """Of the user's, or of a library's in Python: a function's, a hook's."""
         set_mode(self._model)
         hooking = _Hooking()
-        with _buffers_as_before(self._model), hooking.watching():
+        with _buffers_as_before(self._model), _numbers_as_before(self._model), hooking.watching():
             ahead: list[Any] = [self._loss(iteration, part).grad_fn]
         seen: set[Any] = set()
         while ahead:
