@@ -283,6 +283,68 @@ def test_an_epoch_that_train_counts_is_none_that_the_step_does() -> None:
     assert (told["cut_problems"], told["written"]) == ([], [])
 
 
+def from_its_sixth_call(parts: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * (1 + max(0, (parts.calls or 0) - 5))
+
+
+def goes_by_it_later(parts: Any, x: torch.Tensor) -> torch.Tensor:
+    x = parts.third(parts.second(from_its_sixth_call(parts, parts.first(x))))
+    parts.calls = (parts.calls or 0) + 1
+    return x
+
+
+def goes_by_a_modules_later(parts: Any, x: torch.Tensor) -> torch.Tensor:
+    return parts.third(parts.blocks[0](from_its_sixth_call(parts.blocks[0], parts.first(x))))  # type: ignore[no-any-return]
+
+
+def is_counted_in_validation_alone(parts: Any, x: torch.Tensor) -> torch.Tensor:
+    x = parts.third(parts.second(parts.first(x) * (1 + parts.calls if parts.training else 1)))
+    parts.calls += not parts.training
+    return x
+
+
+def only_counts(parts: Any, x: torch.Tensor) -> torch.Tensor:
+    x = parts.third(parts.second(parts.first(x)))
+    parts.calls += 1
+    return x
+
+
+def sets_it_anew(parts: Any, x: torch.Tensor) -> torch.Tensor:
+    parts.calls = 0
+    for module in (parts.first, parts.second, parts.third):
+        x = module(x) / (1 + parts.calls)
+        parts.calls += 1
+    return x
+
+
+@pytest.mark.parametrize(
+    ("run", "begins_with", "cut"),
+    [
+        (goes_by_it_later, 0, {"first", "head"}),
+        (goes_by_it_later, None, {"first", "head"}),
+        (goes_by_it_later, False, {"first", "head"}),
+        (goes_by_a_modules_later, 0, {"first"}),  # stages behind the module run the line that reads it, too
+        (is_counted_in_validation_alone, 0, {"first", "head"}),
+        (only_counts, 0, {"first", "second", "third", "head"}),
+        (sets_it_anew, 0, {"first", "second", "third", "head"}),
+    ],
+)
+def test_no_stage_reads_a_number_that_it_does_not_count_as_the_whole_step_does(
+    run: Forward, begins_with: Any, cut: set[str]
+) -> None:
+    """Whatever the first runs come to: a count may matter from its sixth call on."""
+    model = Counted(run)
+    model.calls, model.blocks[0] = begins_with, CountedLayer(4, 4)
+    model.blocks[0].calls = begins_with
+    workload = Workload(model, data(8), step=loss_of, validation=data(8), optimizer=partial(torch.optim.SGD, lr=0.1))
+    job = {"entry": "a.py:b", "steps": 1, "batch_size": 4, "seed": 3}
+    told = inspect(workload, JobSpec.parse({"job": job, "strategy": {"stages": 2}, "directory": "/"}), HostDevice())
+    problems = problems_of(told)
+    assert {unit["name"] for unit in told["units"][1:]} - problems.keys() == cut
+    for why in problems.values():
+        assert re.match(rf"cut there, the attribute '(blocks.0.)?calls' \({begins_with} for \S+\) differs from", why)
+
+
 def sets_whether_they_are_trained(parts: Parts, x: torch.Tensor) -> torch.Tensor:
     parts.second.requires_grad_(True)
     for parameter in parts.third.parameters():

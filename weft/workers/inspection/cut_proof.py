@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from torch import nn
 
 from weft.workers.inspection.cut_trial import CutTrial, StageError, put_back
 from weft.workers.inspection.ran import Result, TrialOutcome, tried
-from weft.workers.snapshots.stage_attributes import Numbers, numbers_of
+from weft.workers.snapshots.first_reads import Attribute
+from weft.workers.snapshots.stage_attributes import Numbers, numbers_of, singles_of
 from weft.workload.code.first_epoch import set_mode
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import OtherCallsError, Step
@@ -46,6 +47,7 @@ class _Second:
 
     outcome: TrialOutcome
     numbers: Numbers | None = None
+    left: Mapping[Attribute, Any] = field(default_factory=dict)  # numbers, texts and None, whatever comes of them
 
 
 class StatesOfRuns:
@@ -59,6 +61,8 @@ class StatesOfRuns:
         self._train = train
         self._kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
         self._numbers = [(name, vars(each), numbers_of(vars(each))) for name, each in model.named_modules()]
+        self._singles = [(now, singles_of(now)) for _, now, _ in self._numbers]
+        self.leaves = False  # a run has left another number, text or None in an attribute
         self.counted: dict[str, None] = {}  # names of attributes in which a run has left another number
         self._trained: dict[str, torch.Tensor] | None = None
 
@@ -69,6 +73,7 @@ class StatesOfRuns:
     def restore(self) -> None:
         """Behind each run."""
         put_back(self.model, self._kept)
+        self.leaves = self.leaves or any(singles_of(now) != singles for now, singles in self._singles)
         for name, now, numbers in self._numbers:
             counted = [key for key, number in numbers.items() if now.get(key) != number]
             self.counted |= dict.fromkeys(f"{name}.{key}".removeprefix(".") for key in counted)
@@ -212,37 +217,47 @@ class CutProof:
 
     def _difference(self, cuts: Sequence[int]) -> str | None:
         """What differs in runs that are cut so, or None. Errors: StageError."""
+        read, others = [set[Attribute]() for _ in (0, *cuts)], [dict[Attribute, str]() for _ in (0, *cuts)]
+        seconds = [self._second(number) for number in range(len(self._wholes))]
         for number, whole in enumerate(self._wholes):
-            with contextlib.nullcontext() if whole.learns else self._states.evaluating():
+            with self._mode_of(whole):
                 trial = self._trial_of(cuts, whole.step)
                 differs = self._difference_in_two(trial, number)  # the second skips by heart
+                for stage, told in enumerate(trial.others(seconds[number].left)):
+                    read[stage] |= trial.read()[stage]
+                    others[stage] |= told
                 if differs is None and trial.has_renewed():  # which leaves nothing in the modules that are skipped
                     differs = whole.outcome.difference(self._outcome(trial, whole))
             if differs is not None:
                 return f"in validation {differs}" if number else differs
-        return None
+        return next((told[each] for told, own in zip(others, read, strict=True) for each in told if each in own), None)
+
+    def _mode_of(self, whole: Whole) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext() if whole.learns else self._states.evaluating()
 
     def _difference_in_two(self, trial: CutTrial, number: int) -> str | None:
         """What differs in two runs, of which the second one finds what the first has left in attributes."""
         whole, second = self._wholes[number], self._second(number)
-        return (
-            whole.outcome.difference(self._outcome(trial, whole))
-            or second.outcome.difference(self._outcome(trial, whole))
-            or (trial.other_number(second.numbers) if second.numbers else None)
-        )
+        differs = whole.outcome.difference(self._outcome(trial, whole))
+        if differs is None:  # the first may still run calls that the second skips
+            trial.watch({attribute for each in self._seconds.values() for attribute in each.left})
+            differs = second.outcome.difference(self._outcome(trial, whole))
+        return differs or (trial.other_number(second.numbers) if second.numbers else None)
 
     def _second(self, number: int) -> _Second:
         whole = self._wholes[number]
-        if not self._states.counted:
+        if not self._states.leaves:
             return _Second(whole.outcome)
         if number not in self._seconds:
             self._seconds[number] = _Second(whole.outcome)
             trial = self._trial_of([], whole.step)
-            with contextlib.suppress(StageError):  # as the job itself will, whole
+            with contextlib.suppress(StageError), self._mode_of(whole):  # as the job itself will, whole
                 first, second = self._outcome(trial, whole), self._outcome(trial, whole)
                 differs = [whole.outcome.difference(each) is not None for each in (first, second)]
                 if differs == [False, True] and (numbers := trial.numbers()) is not None:
-                    self._seconds[number] = _Second(second, numbers)
+                    self._seconds[number] = _Second(second, numbers, trial.left())
+                else:
+                    self._seconds[number] = _Second(whole.outcome, left=trial.left())
         return self._seconds[number]
 
     def _outcome(self, trial: CutTrial, whole: Whole) -> TrialOutcome:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from weft.workers.compute.stage import leaf_of
 from weft.workers.devices.device import Device
 from weft.workers.inspection.times import OtherMemory
 from weft.workers.inspection.unit_facts import block_of, blocks_kept
+from weft.workers.snapshots.first_reads import Attribute, FirstReads
 from weft.workers.snapshots.stage_attributes import Numbers, StageAttributes
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import Bound, CutStep, Step
@@ -61,6 +62,7 @@ class _Stage:
     given: list[torch.Tensor | None] = field(default_factory=list)  # copies, since a module may write to it
     sent: list[torch.Tensor | None] = field(default_factory=list)
     bound: Bound = field(default_factory=list)
+    reads: FirstReads = field(default_factory=FirstReads)
 
 
 class CutTrial:
@@ -146,10 +148,35 @@ class CutTrial:
             own = stage.attributes.numbers()
             for name, module in stage.modules.items():
                 for key, value in numbers[module].items():
-                    if own[module].get(key) != value:
-                        attribute = f"{name}.{key}".removeprefix(".")
-                        return f"the attribute {attribute!r} ({own[module].get(key)} for {value})"
+                    if stage.attributes.differs(module, key, value):
+                        return _told(name, key, own[module].get(key), value)
         return None
+
+    def watch(self, attributes: Collection[Attribute]) -> None:
+        """In runs from now on, which stages read what an earlier run has left in one of them."""
+        for stage in self._stages:
+            stage.reads = FirstReads(attributes)
+
+    def read(self) -> list[set[Attribute]]:
+        """Of each stage: those of them that it has read so."""
+        return [stage.reads.read for stage in self._stages]
+
+    def left(self) -> dict[Attribute, Any]:
+        """Numbers, texts and None that runs have left in attributes. Of an uncut step."""
+        (stage,) = self._stages
+        return stage.attributes.left(self._attributes)
+
+    def others(self, left: Mapping[Attribute, Any]) -> list[dict[Attribute, str]]:
+        """Of each stage: those of what the whole step has left that it has otherwise, in words."""
+        names = {module: name for name, module in self._model.named_modules()}
+        return [
+            {
+                (module, key): _told(names[module], key, stage.attributes.value(module, key), value)
+                for (module, key), value in left.items()
+                if stage.attributes.differs(module, key, value)
+            }
+            for stage in self._stages
+        ]
 
     def seconds(self) -> list[tuple[float, float]]:
         """Of each stage in the last run: forward and backward; where backwards are split, both parts of one."""
@@ -167,7 +194,13 @@ class CutTrial:
             ]
             stage.given = [None if leaf is None else leaf.clone() for leaf in stage.leaves]
             versions = _versions(stage.given)
-            with _blaming(number, TRIED_STEP), stage.attributes.installed(), stage.step.installed():
+            stage.reads.begin()
+            with (
+                _blaming(number, TRIED_STEP),
+                stage.attributes.installed(),
+                stage.step.installed(),
+                stage.reads.watching(),
+            ):
                 seconds, result = self._device.timed(partial(self._run, number, batch, seed))
                 kept = blocks_kept(stage.attributes.modules) if stage.given else set()
             self.forward_seconds[number] = max(1e-9, seconds - stage.step.skipping_seconds)
@@ -218,6 +251,7 @@ class CutTrial:
                 stage.attributes.installed(),
                 stage.step.installed(),
                 stage.step.numbers.running_again(seed),
+                stage.reads.watching(),
             ):
                 differentiate(number, stage, roots, gradients)
             stage.leaves, stage.given, stage.sent = [], [], []
@@ -310,6 +344,11 @@ def _stage(
         attributes.copied(),
         modules_with(model, names),
     )
+
+
+def _told(module: str, key: str, own: Any, value: Any) -> str:
+    attribute = f"{module}.{key}".removeprefix(".")
+    return f"the attribute {attribute!r} ({own!s:.40} for {value!s:.40})"
 
 
 def _versions(tensors: Sequence[torch.Tensor | None]) -> list[int]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import numbers
 import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from weft.workers.snapshots.attributes import MAX_PARTS, TORCHS
@@ -21,6 +23,7 @@ from weft.workers.snapshots.remembered import PARTED, first_parts, put_into
 _HOOKS = [name for name in TORCHS if name.startswith(("_forward_", "_backward_")) and "hooks" in name]
 _CONTAINERS = PARTED - {tuple}
 _NUMBERS = (int, float)
+_SINGLE = (numbers.Number, np.generic, str, type(None))  # and what is of a class of these
 Numbers = Mapping[nn.Module, Mapping[str, float]]
 _Kept = Mapping[nn.Module, Mapping[str, Any]]
 _Contents = dict[int, tuple[Any, Any]]  # by the id of a container: that, and a copy of it
@@ -77,6 +80,24 @@ class StageAttributes:
         """The numbers among them."""
         return {module: numbers_of(own) for module, own in self._kept.items()}
 
+    def left(self, built: StageAttributes) -> dict[tuple[nn.Module, str], Any]:
+        """Numbers, texts and None that are others than they were, or were not there."""
+        return {
+            (module, key): value
+            for module, own in self._kept.items()
+            for key, value in own.items()
+            if isinstance(value, _SINGLE) and built.differs(module, key, value)
+        }
+
+    def differs(self, module: nn.Module, key: str, value: Any) -> bool:
+        """From what is there."""
+        there = self._kept[module].get(key, self)
+        return type(there) is not type(value) or bool(there != value and (there == there or value == value))
+
+    def value(self, module: nn.Module, key: str) -> Any:
+        """As it is there; as the class has it where the module has none."""
+        return self._kept[module].get(key, getattr(type(module), key, None))
+
     def _is_one(self, value: Any, built: StageAttributes, other: Any) -> bool:
         if type(value) in _CONTAINERS and type(value) is type(other):
             return _has_same(self._content(value), built._content(other))
@@ -106,6 +127,11 @@ class StageAttributes:
 def numbers_of(own: Mapping[str, Any]) -> dict[str, float]:
     """own: attributes of a module."""
     return {key: value for key, value in own.items() if type(value) in _NUMBERS}
+
+
+def singles_of(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers, texts and None among attributes of a module."""
+    return {key: value for key, value in own.items() if key not in TORCHS and isinstance(value, _SINGLE)}
 
 
 def _own_of(module: nn.Module) -> dict[str, Any]:
