@@ -152,6 +152,61 @@ def test_numbers_that_stages_count_alike_go_on_in_other_stages(daemon: Any, reco
         assert [name for name in plain if not torch.equal(plain[name], ours[name])] == []
 
 
+# A module without parameters in a block of the first stage, which skipped it tries elsewhere, and one whose weight is
+# another's, too: each has counted in its own stage alone.
+COUNTING_INSIDE = """
+import torch, weft
+
+class Late(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * (1 + max(0, self.calls - 5) / 9)
+
+class Block(Late):
+    def __init__(self):
+        super().__init__()
+        self.late, self.layer = Late(), torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return super().forward(self.layer(self.late(x)))
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Block(), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), Block()])
+        self.layers[3].layer.weight = self.layers[0].layer.weight
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+
+def workload():
+    data = torch.randn(48, 4), torch.randn(48, 4)
+    step = lambda model, batch: torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+    return weft.Workload(Model(), data, step=step, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+"""
+
+
+@pytest.mark.slow(seconds=2)
+def test_what_a_stage_has_tried_of_others_modules_is_none_of_their_numbers(daemon: Any) -> None:
+    before: dict[str, Any] = {}
+    for stages, steps in ((3, 4), (2, 8), (3, 12)):
+        spec = daemon.spec(
+            COUNTING_INSIDE, strategy={"stages": stages, "microbatches": 2}, batch_size=8, steps=steps, **before
+        )
+        result = daemon.run(type(spec).parse(spec.to_wire() | {"checkpoint": {"every": "2 steps"}}))
+        assert result["state"] == "completed", result["error"]
+        plain = train(daemon.spec(COUNTING_INSIDE, strategy={"microbatches": 2}, batch_size=8, steps=steps)).state
+        ours = load_file(Path(result["model"]))
+        assert [name for name in plain if not torch.equal(plain[name], ours[name])] == []
+        before = {"resume_from": result["run_dir"]}
+
+
 @pytest.mark.slow(seconds=4)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_so_they_do_behind_a_loss(daemon: Any, schedule: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -181,11 +182,21 @@ class CallPart(ModelPart):
 
 
 def modules_with(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
-    """Those that have some of the named parameters and buffers, and those without any, which every stage has."""
+    """Those that have some of the named parameters and buffers, and those without any that lie in one of these. A
+    weight that several modules have makes a module the stage's only where it has no other: who computes with it has
+    what else is in that module, too."""
     known = dict(named_tensors(model))
     own = {id(known[name]) for name in names if name in known}
-    state = {name: {id(each) for _, each in named_tensors(m)} for name, m in model.named_modules()}
-    return {name: m for name, m in model.named_modules() if not state[name] or state[name] & own}
+    state = {m: {id(each) for _, each in named_tensors(m)} for m in model.modules()}
+    slots = Counter(id(each) for m in state for part in (m._parameters, m._buffers) for each in part.values())
+    found = {m for m, ids in state.items() if ({each for each in ids if slots[each] == 1} or ids) & own}
+    places = dict(model.named_modules(remove_duplicate=False))
+    for place, module in places.items():
+        around = [places[place.rsplit(".", up)[0]] for up in range(1, place.count(".") + 1)]
+        inside = next((m for m in around if state[m]), model)
+        if not state[module] and (inside in found or not state[inside]):
+            found.add(module)
+    return {name: m for name, m in model.named_modules() if m in found}
 
 
 def _buffers_of(beside: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:
