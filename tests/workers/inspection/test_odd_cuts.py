@@ -345,6 +345,20 @@ def test_no_stage_reads_a_number_that_it_does_not_count_as_the_whole_step_does(
         assert re.match(rf"cut there, the attribute '(blocks.0.)?calls' \({begins_with} for \S+\) differs from", why)
 
 
+def freezes_at_every_third(parts: Any, x: torch.Tensor) -> torch.Tensor:
+    parts.calls += 1
+    for parameter in parts.third.parameters():
+        parameter.requires_grad_(parts.calls % 3 != 0)
+    return parts.third(parts.second(parts.first(x)))  # type: ignore[no-any-return]
+
+
+def test_a_layer_that_a_count_freezes_for_a_call_has_no_gradient_to_hand_on() -> None:
+    """The trials that are timed come to that call with the gradients of those before it."""
+    model = Counted(freezes_at_every_third)
+    model.calls = 0
+    assert problems_of(told_of(model)) == {}
+
+
 def sets_whether_they_are_trained(parts: Parts, x: torch.Tensor) -> torch.Tensor:
     parts.second.requires_grad_(True)
     for parameter in parts.third.parameters():

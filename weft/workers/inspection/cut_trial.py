@@ -241,7 +241,7 @@ class CutTrial:
                 if tensor is not None and tensor.requires_grad and value.name in gradients:
                     roots.append((tensor, gradients[value.name]))
             for parameter in stage.tied:  # what later stages have made begins the stage's own sum, as in a job
-                if parameter.grad is not None:
+                if parameter.grad is not None and parameter.requires_grad:  # it may have been frozen since
                     roots.append((parameter, parameter.grad))
                     parameter.grad = None
             stage.step.rebind(stage.bound)
