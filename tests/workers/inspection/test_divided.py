@@ -231,6 +231,16 @@ def test_a_loss_that_is_no_mean_is_told_where_a_step_has_several_microbatches(
     assert abs(whole - parts) > 1e-3 * abs(whole)
 
 
+class Warming(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
 @pytest.mark.parametrize(
     ("workload", "strategy"),
     [
@@ -238,6 +248,7 @@ def test_a_loss_that_is_no_mean_is_told_where_a_step_has_several_microbatches(
         pytest.param(workload_of, {"microbatches": 2}, id="a mean"),
         pytest.param(lambda: workload_of(nn.Dropout(), nn.BatchNorm1d(5)), {"microbatches": 2}, id="beside dropout"),
         pytest.param(lambda: stepping(noisy), {"microbatches": 2}, id="a step that draws"),
+        pytest.param(lambda: workload_of(Warming()), {"microbatches": 2}, id="a count of calls"),
         pytest.param(in_bfloat16, {"microbatches": 2}, id="in bfloat16"),
         pytest.param(
             lambda: workload_of(loss=weighted_mean, weight=lambda target: target.exp().sum()),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -321,7 +321,8 @@ class _Trial:
             if weight == 0:  # nothing in it counts
                 continue
             fraction = weight / sum(weights)
-            values = self._values(batch, part, fraction, learns=iteration.learns, differentiates=differentiates)
+            with nullcontext() if differentiates else _numbers_as_before(self._model):
+                values = self._values(batch, part, fraction, learns=iteration.learns, differentiates=differentiates)
             for name, value in values.items():
                 before = outcome.get(name)
                 outcome[name] = value if before is None else before + value
