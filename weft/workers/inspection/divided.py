@@ -121,11 +121,9 @@ def _kept(workload: Workload, spec: JobSpec, batches: Batches, size: int) -> dic
     keeps, numbers_alone = False, False
     try:
         set_mode(workload.model)
-        built = [(vars(each), numbers_of(vars(each))) for each in workload.model.modules()]
-        first = loss()
-        keeps = not torch.equal(first, loss())
-        for attributes, numbers in built:
-            attributes.update(numbers)
+        with _numbers_as_before(workload.model):
+            first = loss()
+            keeps = not torch.equal(first, loss())
         numbers_alone = keeps and torch.equal(first, loss())
     except Exception:  # what the user's code raises is told where the job itself calls it
         pass
