@@ -45,6 +45,42 @@ def test_a_python_file_and_the_rest_as_overrides_are_a_spec(
 
 
 @pytest.mark.parametrize(
+    ("source", "entry"),
+    [
+        ("package.train:small", "package/train.py:small"),
+        ("package.train", "package/train.py:workload"),
+        ("package:small", "package/__init__.py:small"),
+        ("alone:small", "alone.py:small"),
+    ],
+)
+def test_a_module_and_a_function_are_a_spec_of_the_directory_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, entry: str
+) -> None:
+    """`weft init` took such a name, and `weft run` said that there was no such file."""
+    (tmp_path / "package").mkdir()
+    for name in ("package/train.py", "package/__init__.py", "alone.py"):
+        (tmp_path / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+    spec = JobSpec.load(source, ENOUGH)
+    assert (spec.job.entry, spec.directory) == (entry, str(tmp_path))
+    with pytest.raises(SpecError, match=r"package.gone:small: no such file; .* MODULE:FUNCTION in the directory"):
+        JobSpec.load("package.gone:small", ENOUGH)
+
+
+def test_a_file_may_say_where_its_entry_begins(tmp_path: Path) -> None:
+    """A relative `directory` was refused, so a file beside a package of sources could not name it."""
+    (tmp_path / "configs").mkdir()
+    path = tmp_path / "configs" / "small.toml"
+    tables = '[job]\nentry = "package/train.py:workload"\nepochs = 3\nbatch_size = 4\n'
+    for named in ("../src", str(tmp_path / "src")):
+        path.write_text(f"directory = {named!r}\n{tables}")
+        assert JobSpec.load(path).directory == str(tmp_path / "src")
+    path.write_text(f"directory = 3\n{tables}")
+    with pytest.raises(SpecError, match="directory"):
+        JobSpec.load(path)
+
+
+@pytest.mark.parametrize(
     ("name", "text"),
     [
         ("gone.py", "no such file; give the path of a job spec in TOML, or FILE.py"),

@@ -242,7 +242,7 @@ class JobSpec(Section):
     by_default: bool | None = Field(
         default=None, description="of weft run: the spec has no [strategy], so preset = 'auto' is nobody's wish"
     )
-    directory: str = Field(default_factory=working_directory, description="absolute; set by load")
+    directory: str = Field(default_factory=working_directory, description="absolute; in a file: relative to it")
 
     @field_validator("directory")
     @classmethod
@@ -253,7 +253,7 @@ class JobSpec(Section):
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
-        """Reads what `weft.spec.source` can: a TOML spec, or FILE.py[:FUNCTION] with the rest of it as overrides.
+        """Reads what `weft.spec.source` can: a TOML spec, or a function of a Python file with the rest as overrides.
 
         overrides: `key.path=value` with a TOML value (a bare word is taken as a string). A preset among them replaces
         the file's strategy, see `load_replacing`; steps or epochs among them replace the file's length.

@@ -4,6 +4,7 @@ and the rest of the spec is given beside it.
     digits.toml              a job spec
     train.py                 the function `workload` of train.py
     train.py:small           another function of it
+    package.train:workload   a function of a module below the working directory, which is then the job's
 """
 
 from __future__ import annotations
@@ -19,15 +20,20 @@ WORKLOAD = "workload"  # the function of a Python file for which no other is nam
 ENTRY_MODULE = "weft_entry_"  # what the module of an entry's file is called begins so, wherever it is imported
 MAX_ARGS_DEPTH = 16  # tables and lists in one another; deeper ones are no arguments but an attack on the parser
 
-_REMEDY = "give the path of a job spec in TOML, or FILE.py with a function `workload` in it, or FILE.py:FUNCTION"
+_REMEDY = (
+    "give the path of a job spec in TOML, or FILE.py with a function `workload` in it, or FILE.py:FUNCTION, or "
+    "MODULE:FUNCTION in the directory that has the module's package in it"
+)
 
 
 def read_source(source: str | Path) -> dict[str, Any]:
     """The tables of a spec, with its `directory`. Errors: SpecError for what cannot be read."""
+    file, function = module_function(source)
+    if file:
+        return {"directory": working_directory(), "job": {"entry": f"{file}:{function}"}}
     file, function = python_function(source)
     if not file:
-        tables = _read_toml(Path(source))
-        return {"directory": str(Path(source).resolve().parent)} | tables
+        return _placed(_read_toml(Path(source)), Path(source).resolve().parent)
     directory, name = os.path.split(os.path.abspath(file))
     if not os.path.isfile(file):
         raise SpecError(f"{file}: {'not a file' if os.path.exists(file) else 'no such file'}; {_REMEDY}")
@@ -57,6 +63,24 @@ def python_function(source: str | Path) -> tuple[str, str]:
     if file.endswith(".py"):
         return file, function
     return (str(source), WORKLOAD) if str(source).endswith(".py") else ("", "")
+
+
+def module_function(source: str | Path) -> tuple[str, str]:
+    """The file, below the working directory, of the MODULE[:FUNCTION] that a source names, and the function of it;
+    ("", "") of another source, also where there is no such file."""
+    module, colon, function = str(source).partition(":")
+    names = module.split(".")
+    if not all(map(str.isidentifier, names)) or names[-1] == "py" or os.path.exists(source):
+        return "", ""
+    place = "/".join(names)
+    file = next(filter(os.path.isfile, (f"{place}.py", f"{place}/__init__.py")), "")
+    return (file, function if colon else WORKLOAD) if file else ("", "")
+
+
+def _placed(tables: dict[str, Any], home: Path) -> dict[str, Any]:
+    """With the file's own directory, or the one that it names, which may be relative to that."""
+    named = tables.get("directory", "")
+    return tables | {"directory": os.path.normpath(home / named)} if isinstance(named, str) else tables
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

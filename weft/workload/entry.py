@@ -43,9 +43,9 @@ LOADED_BEFORE = (
 )
 RELATIVE_IMPORT = (
     "Weft runs a job's file as `python FILE` does, and the job's directory is {directory}, so the file is of no "
-    "package. Write `from MODULE import`, or let that be the directory which has the package in it: `weft init "
-    "PACKAGE.MODULE:FUNCTION`, called there, writes such a job file, and weft.run makes such a job of a function that "
-    "is imported from a package"
+    "package. Write `from MODULE import`, or let that be the directory which has the package in it: `weft run "
+    "PACKAGE.MODULE:FUNCTION`, called there, has it so, `weft init` with the same writes such a job file, a job file "
+    'says it by `directory = "..."` above its tables, and weft.run does so with one imported from a package'
 )
 _CALLED_WITH = {
     "optimizer": ("parameters",),

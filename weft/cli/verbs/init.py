@@ -62,19 +62,18 @@ def init(
 def _python_file(source: str) -> tuple[str, str, str]:
     """The file that a source names, its function, and where the job file goes. Errors: SpecError."""
     from weft.spec.field_errors import SpecError
-    from weft.spec.source import python_function, read_source
+    from weft.spec.source import module_function, python_function, read_source
 
+    file, function = module_function(source)
+    if file:
+        return file, function, ""
     file, function = python_function(source)
-    directory = os.path.dirname(file)
     if not file:
-        module, _, function = source.rpartition(":")
-        file, directory = f"{module.replace('.', '/')}.py", ""
-        if not os.path.isfile(file):
-            raise SpecError(
-                f"{source}: no such module below this directory; give FILE.py, FILE.py:FUNCTION or MODULE:FUNCTION"
-            )
-    read_source(f"{file}:{function}")
-    return file, function, directory
+        raise SpecError(
+            f"{source}: no such module below this directory; give FILE.py, FILE.py:FUNCTION or MODULE:FUNCTION"
+        )
+    read_source(source)
+    return file, function, os.path.dirname(file)
 
 
 def _arguments(given: Sequence[str]) -> Mapping[str, Any]:

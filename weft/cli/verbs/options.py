@@ -21,7 +21,8 @@ STDOUT = "-"  # for a FILE
 Source = Annotated[
     Path,
     typer.Argument(
-        metavar="SPEC", help="The job spec in TOML, or FILE.py[:FUNCTION] beside options that say the rest of it."
+        metavar="SPEC",
+        help="The job spec in TOML, or FILE.py[:FUNCTION] or MODULE:FUNCTION beside options for the rest.",
     ),
 ]
 Set = Annotated[
@@ -176,12 +177,12 @@ def _check_says_enough(source: Path, overrides: Sequence[str]) -> None:
     """That all is given of what a Python file does not say. Errors: SpecError, which names the flags."""
     from weft.spec.field_errors import SpecError
     from weft.spec.job_spec import key_of
-    from weft.spec.source import python_function, read_source
+    from weft.spec.source import module_function, python_function, read_source
 
     given = {key_of(override) for override in overrides}
     missing = [] if ("job", "batch_size") in given else ["give --batch-size N, the samples in one global batch"]
     if given.isdisjoint([("job", "epochs"), ("job", "steps")]):
         missing.append("give --epochs N, passes over the training data, or --steps N, training steps")
-    if missing and python_function(source)[0]:
+    if missing and (module_function(source)[0] or python_function(source)[0]):
         read_source(source)  # that there is none is to be told first
         raise SpecError("\n".join(f"{source} does not say how to train it: {remedy}" for remedy in missing))
