@@ -176,7 +176,7 @@ JOBS: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
         {"strategy": {"stages": 2}},
         2,
         "invalid-plan",
-        "strategy.stages = 2, but the model can be cut into at most 1 stages",
+        "strategy.stages = 2, but the model can be cut into at most 1 stage",
     ),
     "a dataset of length 0": (
         workload_with(train="(inputs[:0], inputs[:0])"),

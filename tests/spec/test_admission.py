@@ -132,8 +132,9 @@ def test_what_has_too_few_workers_here_is_refused_with_the_flag_that_gives_more(
 
 
 def test_a_batch_above_the_data_set_is_doubted() -> None:
-    def doubt(batch_size: int) -> str | None:
-        return doubt_of_batch(Itinerary.of(num_train=6, num_validation=0, batch_size=batch_size, epochs=1, steps=None))
+    def doubt(size: int, samples: int = 6) -> str | None:
+        return doubt_of_batch(Itinerary.of(num_train=samples, num_validation=0, batch_size=size, epochs=1, steps=None))
 
     assert doubt(6) is None
     assert doubt(7) == ("warning: job.batch_size = 7 is more than the 6 samples of Workload.train; every batch has 6")
+    assert doubt(7, 1) == "warning: job.batch_size = 7 is more than the one sample of Workload.train; every batch has 1"

@@ -70,7 +70,7 @@ def test_the_slowest_stage_is_as_fast_as_any_cut_allows(
         list(itertools.pairwise([0, *chosen, len(units)])) for chosen in itertools.combinations(allowed, num_stages - 1)
     ]
     if not every:
-        with pytest.raises(PlanError, match=f"can be cut into at most {len(allowed) + 1} stages"):
+        with pytest.raises(PlanError, match=f"can be cut into at most {len(allowed) + 1} stage"):
             partition(units, num_stages, problems=problems)
         return
     cuts = partition(units, num_stages, problems=problems)
@@ -121,7 +121,7 @@ def test_more_stages_than_the_model_has_places_for_are_refused_with_what_is_in_t
         "h.6); use fewer stages, or change what stands in the way of more: before 'h.1': a mask is made before it; "
         "before 'h.3': a sum is asked for at line 3; before 'h.4': a sum is asked for at line 4"
     )
-    with pytest.raises(PlanError, match=r"at most 1 stages \(units: the whole model\); use fewer stages$"):
+    with pytest.raises(PlanError, match=r"at most 1 stage \(units: the whole model\); use fewer stages$"):
         partition([unit_of(0, name="")], 2)
 
 

@@ -53,7 +53,7 @@ def test_more_stages_than_the_model_has_units_are_refused_with_the_units(
     with pytest.raises(PlanError, match=r"strategy\.stages = 3, .* at most 2 stages \(units: embed, head\); use fewer"):
         make_plan(spec_of(stages=3), inspection_of(units), shared_bytes_free=1 << 40)
     whole = [unit_of(0, name="")]
-    with pytest.raises(PlanError, match=r"at most 1 stages \(units: the whole model\); use fewer stages$"):
+    with pytest.raises(PlanError, match=r"at most 1 stage \(units: the whole model\); use fewer stages$"):
         make_plan(spec_of(stages=2), inspection_of(whole), shared_bytes_free=1 << 40)
 
 
@@ -65,7 +65,7 @@ def test_more_stages_than_units_in_a_presets_list_are_refused_with_the_list_that
     inspection = inspection_of([unit_of(0)])
     with pytest.raises(PlanError) as caught:
         plan_of(inspection, preset=preset)
-    assert str(caught.value).startswith("strategy.replicas: stages = 2, but the model can be cut into at most 1 stages")
+    assert str(caught.value).startswith("strategy.replicas: stages = 2, but the model can be cut into at most 1 stage")
     _, _, advised = str(caught.value).partition("; use fewer in the list: strategy.")
     axes = tomllib.loads(advised)
     assert [replica["device"] for replica in axes["replicas"]] == ["gpu", "cpu"]

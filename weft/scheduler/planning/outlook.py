@@ -54,7 +54,7 @@ def outlook_of(
     limit = cycle = through = None
     if len(plan.graph.tasks) <= MAX_TASKS:
         found = speed_limit(plan.graph, mean_seconds(plan, seconds), milestones)
-        limit, cycle = found.seconds, describe_cycle(plan.graph, found.cycle)
+        limit, cycle = found.seconds, describe_cycle(plan.graph, _of_what_is_done(plan, found.cycle))
         lanes = (plan.graph.tasks[task].lane for task in found.cycle)
         through = tuple(dict.fromkeys(f"{names[lane.worker]}/{lane.name}" for lane in lanes))
     busy = _busy(simulation)
@@ -71,6 +71,14 @@ def outlook_of(
         workers=tuple(names),
     )
     return outlook, simulation
+
+
+def _of_what_is_done(plan: Plan, cycle: Sequence[int]) -> Sequence[int]:
+    """Without the passes back of a job that only runs forward: they are in the graph, and do nothing."""
+    if not plan.itinerary.forward_only:
+        return cycle
+    tasks = plan.graph.tasks
+    return [task for task in cycle if not KINDS[tasks[task].kind].learns]
 
 
 def is_beyond(ratio: float) -> bool:

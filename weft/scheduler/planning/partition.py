@@ -266,8 +266,9 @@ def _too_many(
     reasons += _of_repeated(units)
     change = ", or change what stands in the way of more: " + "; ".join(reasons) if reasons else ""
     field = "strategy.stages" if fewer is None else "strategy.replicas: stages"
+    most = f"{len(allowed) + 1} stage{'s' if allowed else ''}"
     return (
-        f"{field} = {num_stages}, but the model can be cut into at most {len(allowed) + 1} stages (units: "
+        f"{field} = {num_stages}, but the model can be cut into at most {most} (units: "
         f"{_listed(name or 'the whole model' for name in names)}); use "
         f"{'fewer stages' if fewer is None else fewer(len(allowed) + 1)}{change}"
     )

@@ -159,10 +159,11 @@ def _batch_note(spec: JobSpec, inspection: Inspection) -> Iterator[str]:
     if sizes == {batch_size}:
         return
     samples = " or ".join(map(str, sorted(sizes)[-2:]))
+    samples += " sample" if samples == "1" else " samples"
     alone = "microbatches = 1" if len(spec.strategy.division[1]) == 1 else "one replica with microbatches = 1"
     yield (
         f"batch statistics: {_listed(inspection.batch_modules)} take means and variances of each microbatch of "
-        f"{samples} samples, not of the batch of {batch_size}; {alone} takes the batch's"
+        f"{samples}, not of the batch of {batch_size}; {alone} takes the batch's"
     )
 
 
@@ -199,8 +200,9 @@ def doubt_of_batch(itinerary: Itinerary) -> str | None:
     """What is taken although it is probably not meant."""
     if itinerary.batch_size <= itinerary.num_train:
         return None
+    samples = "one sample" if itinerary.num_train == 1 else f"{itinerary.num_train} samples"
     return (
-        f"warning: job.batch_size = {itinerary.batch_size} is more than the {itinerary.num_train} samples of "
+        f"warning: job.batch_size = {itinerary.batch_size} is more than the {samples} of "
         f"Workload.train; every batch has {itinerary.num_train}"
     )
 

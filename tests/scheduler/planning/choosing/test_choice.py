@@ -112,6 +112,26 @@ def test_the_choice_is_the_fastest_of_all_and_pruning_loses_nothing(
     assert choice.plan.predicted_iteration_seconds <= AS_GOOD * min(simulated)
 
 
+def test_the_plan_of_a_job_that_only_runs_forward_has_no_pass_back(
+    measured: Callable[..., Inspection], spec_of: SpecOf
+) -> None:
+    """The picture and the longest cycle had a BACKWARD behind each FORWARD: they are in the graph, and do nothing."""
+    spec = spec_of(batch_size=BATCH, mode="forward", stages=2, microbatches=2)
+    plain = told(choose(spec, measured([0.01, 0.03]), make), None, shared_bytes_free=PLENTY, host_bytes_free=PLENTY)
+    assert {task["mode"] for lane in plain["timeline"] for task in lane["tasks"]} == {"forward", "load"}
+    assert "FORWARD" in plain["critical_cycle"]
+    assert "BACKWARD" not in plain["critical_cycle"]
+
+
+def test_what_a_candidate_cannot_be_is_told_without_advice_to_who_has_not_asked_for_it(
+    measured: Callable[..., Inspection], auto: Callable[..., JobSpec]
+) -> None:
+    [line] = [each for each in choose(auto(), measured([0.01]), make).lines if "cannot be" in each]
+    assert line.endswith(
+        "cannot be, the first since strategy.stages = 2, but the model can be cut into at most 1 stage (units: 0)"
+    )
+
+
 def test_a_batch_is_as_many_samples_as_there_are(
     measured: Callable[..., Inspection], auto: Callable[..., JobSpec], spec_of: SpecOf
 ) -> None:

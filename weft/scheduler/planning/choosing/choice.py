@@ -283,6 +283,11 @@ def ranked_behind(best: Considered, others: Iterable[Considered]) -> tuple[Consi
     return (best, *sorted(others, key=lambda each: (each.seconds is None, each.seconds or 0.0)))
 
 
+def _problem_of(refusal: str) -> str:
+    """Without its remedy: of a candidate nobody has asked for."""
+    return refusal.partition("; ")[0]
+
+
 def lines_of(ranked: Sequence[Considered], inspection: Inspection) -> Iterator[str]:
     """ranked: the chosen one first, then as they are fast."""
     best, *others = ranked
@@ -304,7 +309,7 @@ def lines_of(ranked: Sequence[Considered], inspection: Inspection) -> Iterator[s
     slower = len(others) - len(simulated) - len(failed)
     yield (
         f"auto: of {len(ranked)} candidates {1 + len(simulated)} were simulated, and {slower} take longer at the least"
-        + (f"; {len(failed)} cannot be, the first since {failed[0]}" if failed else "")
+        + (f"; {len(failed)} cannot be, the first since {_problem_of(failed[0])}" if failed else "")
     )
     if inspection.undivided:
         yield f"auto: batches stay whole, since {inspection.undivided}"

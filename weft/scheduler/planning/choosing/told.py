@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from weft.metrics.views.timeline import bar_label
 from weft.plan.graph import Task
-from weft.plan.kinds import KINDS
+from weft.plan.kinds import KINDS, KindFacts
 from weft.plan.plan import Plan
 from weft.scheduler.planning.choosing.choice import Choice, Considered, names_of
 from weft.scheduler.planning.choosing.roles import Roles
@@ -68,7 +68,8 @@ def _candidate(each: Considered, full_batch: int) -> dict[str, Any]:
 
 
 def _timeline(plan: Plan, outlook: Outlook, simulation: Simulation) -> list[dict[str, Any]]:
-    """By lane, what it does for as long as an iteration takes, from the moment when one begins to compute."""
+    """By lane, what it does for as long as an iteration takes, from the moment when one begins to compute. Of a job
+    that only runs forward no passes back: the graph has them, and they do nothing."""
     tasks, names = plan.graph.tasks, outlook.workers
     begin = min(
         span.start
@@ -88,11 +89,15 @@ def _timeline(plan: Plan, outlook: Outlook, simulation: Simulation) -> list[dict
                     "end": min(span.end, end) - begin,
                 }
                 for span in own
-                if span.start < end and span.end > begin and KINDS[tasks[span.task].kind].letter
+                if span.start < end and span.end > begin and _is_drawn(KINDS[tasks[span.task].kind], plan)
             ],
         }
         for lane, own in simulation.spans.items()
     ]
+
+
+def _is_drawn(facts: KindFacts, plan: Plan) -> bool:
+    return bool(facts.letter) and not (facts.learns and plan.itinerary.forward_only)
 
 
 def _drawn(task: Task) -> dict[str, str]:
