@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,6 +106,18 @@ def test_arrays_may_have_any_strides_and_byte_order(make: Any) -> None:
     for made in (source({"x": array, "y": np.arange(4)}).dataset, Tensors({"x": array, "y": np.arange(4)})):
         item = made[1]
         assert (item["x"].tolist(), item["x"].dtype) == (array[1].tolist(), torch.float32)
+
+
+def test_a_memory_map_that_is_only_read_is_taken_without_a_warning(tmp_path: Path) -> None:
+    """torch's, that it is not writable, stood in each log, with a line of Weft's; nobody writes there."""
+    np.save(tmp_path / "x.npy", np.arange(8, dtype=np.float32).reshape(4, 2))
+    array = np.load(tmp_path / "x.npy", mmap_mode="r")
+    script = (
+        "import sys, warnings, numpy; from weft.workload.data.source import _as_tensor; warnings.simplefilter('error')"
+    )
+    script += "; assert _as_tensor(numpy.load(sys.argv[1], mmap_mode='r'))[1].tolist() == [2.0, 3.0]"
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "x.npy")], check=True)  # torch warns once a process
+    assert np.shares_memory(source({"x": array, "y": np.arange(4)}).dataset[0]["x"].numpy(), array)
 
 
 def test_what_a_loader_drops_of_a_validation_goes_by_its_own_batches() -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -173,8 +174,9 @@ def source_of(
     if field != "train" or batch_size is None or steps_per_epoch is None:
         return source
     if 0 < source.size < batch_size:
+        samples = "one sample" if source.size == 1 else f"{source.size} samples"
         raise WorkloadError(
-            f"Workload.{field} has {source.size} samples, and with job.steps_per_epoch every batch has job.batch_size "
+            f"Workload.{field} has {samples}, and with job.steps_per_epoch every batch has job.batch_size "
             f"= {batch_size} of them; give a smaller batch, or leave steps_per_epoch out"
         )
     return replace(source, epoch_size=steps_per_epoch * batch_size)
@@ -369,7 +371,9 @@ def _as_tensor(part: Any) -> torch.Tensor:
     """Of an array the same memory, but where no tensor can have its byte order or its strides."""
     if isinstance(part, np.ndarray) and not (part.dtype.isnative and min(part.strides, default=0) >= 0):
         part = np.ascontiguousarray(part, part.dtype.newbyteorder("="))
-    return torch.as_tensor(part)
+    with warnings.catch_warnings():  # of a memory map that is only read, which nothing of ours writes to
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.as_tensor(part)
 
 
 def _has_rows(part: object) -> bool:
