@@ -82,7 +82,9 @@ def test_closing_leaves_nothing_and_may_be_repeated(path: Path) -> None:
 def test_a_second_daemon_is_refused_with_the_pid_of_the_first_which_keeps_serving(
     first: RuntimeDirectory, path: Path
 ) -> None:
-    assert f"a daemon (pid {os.getpid()}) has this directory; use it, stop it, or" in refusal(path)
+    told = refusal(path)
+    assert f"a daemon (pid {os.getpid()}) has this directory; use it, stop it, or give another runtime_dir" in told
+    assert "(one that is told to stop drains first, and has it until its jobs end, at most drain_seconds)" in told
     assert is_served(first, path)
     assert (path / LOCK_NAME).exists()
 

@@ -183,7 +183,8 @@ def _lock(path: Path) -> int:
             except BlockingIOError:
                 pid = os.pread(fd, MAX_PID_CHARS, 0).decode(errors="replace").strip() or "unknown"
                 raise RuntimeDirectoryError(
-                    f"{path}: a daemon (pid {pid}) has this directory; use it, stop it, or give another runtime_dir"
+                    f"{path}: a daemon (pid {pid}) has this directory; use it, stop it, or give another runtime_dir "
+                    "(one that is told to stop drains first, and has it until its jobs end, at most drain_seconds)"
                 ) from None
             if _is_at(fd, path):  # otherwise a daemon that was ending unlinked the file meanwhile: lock the new one
                 _write_pid(fd, path)
