@@ -276,10 +276,13 @@ def wait(
 @guarded
 def cancel(
     job: LiveJob,
-    discard: Annotated[bool, typer.Option("--discard", help="Keep nothing of what it had come to.")] = False,
+    discard: Annotated[bool, typer.Option("--discard", help="Leave no checkpoint.")] = False,
     json: Json = False,
 ) -> None:
-    """Stop a job. What it had come to is written as a checkpoint, from which `weft resume` goes on."""
+    """Stop a job. Its newest snapshot is written as a checkpoint, from which `weft resume` goes on.
+
+    That is of a moment before; `weft pause` loses no step.
+    """
     state = Client().cancel(job, discard=discard)
     _print_json({"job": job, "state": state}) if json else print(state)
 
