@@ -23,7 +23,16 @@ from weft.workers.devices.host import HostDevice
 from weft.workload.code.version import CodeChanged
 from weft.workload.cutting.calls import SeededCalls
 from weft.workload.entry import load_workload
-from weft.workload.faults import MAX_MESSAGE_CHARS, NO_GPU, ONE_SAMPLE, Fault, NonFiniteLoss, fault_of
+from weft.workload.faults import (
+    COLLATE,
+    MAX_MESSAGE_CHARS,
+    NO_GPU,
+    OF_MAIN_ALONE,
+    ONE_SAMPLE,
+    Fault,
+    NonFiniteLoss,
+    fault_of,
+)
 from weft.workload.units import Unit
 from weft.workload.workload import WorkloadError
 
@@ -261,3 +270,33 @@ def test_a_batch_norm_that_gets_one_sample_is_told_with_the_remedy() -> None:
     fault = fault_of(caught.value)
     assert (fault.reason, fault.exception) == ("user-error", "ValueError")
     assert fault.message.endswith(f"{caught.value}\n{ONE_SAMPLE}")
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [[[1, 2], [1]], [torch.zeros(2), torch.zeros(1)], [object(), object()]],
+    ids=["lists", "tensors", "objects"],
+)
+def test_samples_that_make_no_batch_are_told_with_what_does(samples: list[Any]) -> None:
+    with pytest.raises((RuntimeError, TypeError)) as caught:
+        torch.utils.data.default_collate(samples)
+    assert fault_of(caught.value).message.endswith(COLLATE)
+    with pytest.raises(RuntimeError) as caught:
+        torch.stack([torch.zeros(2), torch.zeros(1)])
+    assert COLLATE not in fault_of(caught.value).message, "a model's own"
+
+
+@pytest.mark.parametrize("made", ["args = 3", "import sys\n    for args in sys.path: pass"])
+def test_a_global_that_only_a_script_makes_is_told_with_how_to_hand_it_over(tmp_path: Path, made: str) -> None:
+    """It was a NameError of a name that the file plainly has."""
+    path = tmp_path / "train.py"
+    source = f'def workload():\n    return args\ndef other():\n    return arg\nif __name__ == "__main__":\n    {made}\n'
+    path.write_text(source)
+    names: dict[str, Any] = {"__name__": "train"}
+    exec(compile(path.read_text(), path, "exec"), names)
+    with pytest.raises(NameError) as caught:
+        names["workload"]()
+    assert fault_of(caught.value).message.endswith(OF_MAIN_ALONE.format(name="args"))
+    with pytest.raises(NameError) as caught:
+        names["other"]()
+    assert fault_of(caught.value).message.endswith("NameError: name 'arg' is not defined\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,12 +46,22 @@ _OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
+COLLATE = (
+    "These samples make no batch by themselves: give Workload.collate, a function of a list of samples that returns "
+    "the batch, and pads there what has several lengths; it may be the collate_fn of your DataLoader\n"
+)
+OF_MAIN_ALONE = (
+    '{name} is made below `if __name__ == "__main__":`, which does not run where workers import the file: let it be an '
+    "argument of the function that makes the workload, and hand it over by args={{...}} of weft.run or by --arg, or "
+    "make it above\n"
+)
 _REMEDIES = {  # by what torch says
     "Torch not compiled with CUDA enabled": NO_GPU,
     "No CUDA GPUs are available": NO_GPU,
     "Found no NVIDIA driver": NO_GPU,
     "Expected more than 1 value per channel when training": ONE_SAMPLE,
 }
+_DEFAULT_COLLATE = "torch/utils/data/_utils/collate.py"
 _IMPORT_SYSTEM = "<frozen importlib"
 _OUR_FILES = str(Path(weft.__file__).parent)
 
@@ -93,9 +104,31 @@ def fault_of(error: BaseException) -> Fault:
         return Fault("user-error", f"{all_open()}: {CLOSE_FILES}\n{_traceback(error)}", 1, "OSError")
     if is_ours(error):
         return Fault("internal", OURS + _traceback(error), SOFTWARE)
-    told = _text(error)
-    remedy = next((remedy for sign, remedy in _REMEDIES.items() if sign in told), "")
-    return Fault("user-error", _traceback(error) + remedy, 1, type(error).__name__)
+    return Fault("user-error", _traceback(error) + _remedy(error), 1, type(error).__name__)
+
+
+def _remedy(error: BaseException) -> str:
+    told, raised = _text(error), traceback.extract_tb(error.__traceback__)[-1:]
+    if raised and raised[0].filename.endswith(_DEFAULT_COLLATE):
+        return COLLATE
+    if raised and isinstance(error, NameError) and _is_of_main_alone(str(error.name), raised[0].filename):
+        return OF_MAIN_ALONE.format(name=error.name)
+    return next((remedy for sign, remedy in _REMEDIES.items() if sign in told), "")
+
+
+def _is_of_main_alone(name: str, file: str) -> bool:
+    """Whether the file makes the global below `if __name__ == "__main__":`."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    mains = [each for each in tree.body if isinstance(each, ast.If) and "'__main__'" in ast.unparse(each.test)]
+    return any(
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
+        for main in mains
+        for each in main.body
+        for node in ast.walk(each)
+    )
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
