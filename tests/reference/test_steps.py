@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from weft.reference.loop import ReferenceResult, train
 from weft.reference.run import run_reference
-from weft.spec.job_spec import JobSpec, Strategy
+from weft.spec.job_spec import CheckpointSection, JobSpec, Strategy
 from weft.workload.faults import NonFiniteLoss
 from weft.workload.randomness import unit_key
 from weft.workload.workload import WorkloadError
@@ -272,6 +273,15 @@ def test_a_reference_run_writes_what_each_step_reports(spec: Callable[..., JobSp
     lines = Path(result["run_dir"], "metrics.jsonl").read_text().splitlines()
     assert [list(json.loads(line)) for line in lines] == [["step", "loss", "output", "samples"]] * 3
     assert list(result["validation"]) == ["loss", "output", "samples"]
+
+
+def test_a_reference_run_tells_where_the_best_weights_are(spec: Callable[..., JobSpec], tmp_path: Path) -> None:
+    """They were written, and neither the result nor what is printed of it named them."""
+    keeping = spec(held_out=4).model_copy(update={"checkpoint": CheckpointSection(keep_best="loss")})
+    best = run_reference(keeping, threads=1, runs_dir=tmp_path / "runs")["best"]
+    assert Path(best).name == "best.safetensors"
+    assert load_file(best)
+    assert run_reference(spec(held_out=4), threads=1, runs_dir=tmp_path / "runs")["best"] is None
 
 
 HUGGING_FACE = """

@@ -60,10 +60,10 @@ def run_reference(spec: JobSpec, *, threads: int, runs_dir: Path, compiled: Path
         }
     else:
         steps, loss = len(trained.losses), trained.losses[-1]
-        model = _write_run(run_dir, trained)
+        model, best = _write_run(run_dir, trained)
         validation = trained.validations[-1] if trained.validations else {}
         result |= {"state": "completed", "reason": None, "model": str(model), "validation": validation}
-        result |= {"error": None, "exit_code": 0}
+        result |= {"best": best and str(best), "error": None, "exit_code": 0}
         if trained.stopped is not None:
             result["stopped"] = f"stopped early after step {steps}: {trained.stopped}"
     seconds = time.monotonic() - start
@@ -87,16 +87,19 @@ def _new_directory(runs_dir: Path, name: str) -> Path:
     raise FileExistsError(f"{runs_dir}: {MAX_RUNS_OF_ONE_NAME} runs called {name}; remove some, or give --runs-dir")
 
 
-def _write_run(run_dir: Path, trained: ReferenceResult) -> Path:
+def _write_run(run_dir: Path, trained: ReferenceResult) -> tuple[Path, Path | None]:
+    """The files of the trained weights and of the best, where the job keeps them."""
     metrics, model = run_dir / "metrics.jsonl", run_dir / "model.safetensors"
     with _writing(metrics), open(metrics, "w", encoding="utf-8") as file:
         measured = trained.measured or [{"loss": loss} for loss in trained.losses]
         for step, values in enumerate(measured, start=1):
             file.write(json.dumps({"step": step, **values}) + "\n")
     _save(trained.state, model)
-    if trained.best is not None:
-        _save(trained.best, run_dir / "best.safetensors")
-    return model
+    if trained.best is None:
+        return model, None
+    best = run_dir / "best.safetensors"
+    _save(trained.best, best)
+    return model, best
 
 
 def _save(state: Mapping[str, torch.Tensor], path: Path) -> None:
