@@ -353,7 +353,10 @@ def workload():
             r"Workload.step is called with \(model, batch\), and takes \(model, x, y\): missing .* 'y'",
         ),
         ("made(loss=lambda output: None)", r"Workload.loss is called with \(output, target\), and takes \(output\)"),
-        ("made(optimizer=lambda: None)", r"Workload.optimizer is called with \(parameters\), and takes \(\): too many"),
+        (
+            "made(optimizer=lambda: None)",
+            r"takes \(\): too many .*; give one that takes that, .*`lambda parameters: \.\.\.` with your call in it$",
+        ),
         ("made(scheduler=lambda o, lr: None)", r"Workload.scheduler is called with \(optimizer\), and takes \(o, lr\)"),
         ("made(on_epoch=lambda: None)", r"Workload.on_epoch is called with \(values\), and takes \(\): too many"),
         ("made(metrics={'a': lambda y: y})", r"Workload.metrics\['a'\] is called with \(output, target\), and takes"),

@@ -324,7 +324,11 @@ def _check_call(function: object, what: str, arguments: tuple[str, ...]) -> None
     try:
         signature.bind(*arguments)
     except TypeError as error:
-        raise WorkloadError(f"{what} is called with ({', '.join(arguments)}), and takes {signature}: {error}") from None
+        given = ", ".join(arguments)
+        raise WorkloadError(
+            f"{what} is called with ({given}), and takes {signature}: {error}; give one that takes that, for example "
+            f"`lambda {given}: ...` with your call in it"
+        ) from None
 
 
 def _check_metrics(metrics: object) -> None:
