@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -172,6 +173,34 @@ def test_so_they_have_for_each_kernel_and_memory_format(name: str, form: str) ->
     parts.finish()
     for wanted, parameter in zip(whole.parameters(), split.parameters(), strict=True):
         assert torch.equal(wanted.grad, parameter.grad)
+
+
+class Noted(torch.autograd.Function):
+    """The same values; backward notes that it has run."""
+
+    ran: ClassVar[list[str]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, name: str) -> torch.Tensor:
+        ctx.name = name
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        Noted.ran.append(ctx.name)
+        return gradients[0], None
+
+
+def test_what_a_function_of_the_users_makes_of_a_vector_waits_for_the_second_part() -> None:
+    """As if it were the sum that a norm makes of what passes, it had the first part wait, whatever it took."""
+    scale, x = nn.Parameter(torch.ones(4)), torch.randn(2, 4, requires_grad=True)
+    Noted.ran.clear()
+    y = Noted.apply(x, "received") * Noted.apply(scale, "parameter")
+    split = SplitBackward([y], [torch.ones_like(y)], {0: x})
+    assert Noted.ran == ["received"]
+    split.finish()
+    assert Noted.ran == ["received", "parameter"]
+    assert torch.equal(scale.grad, x.detach().sum(0))  # type: ignore[arg-type]
 
 
 def test_where_nothing_was_received_the_second_part_is_the_whole_backward() -> None:

@@ -13,9 +13,9 @@ are the same.
 A parameter beside several border nodes, or whose gradient goes on to another stage, has its gradient in the first part,
 where autograd sums it in its own order; in the second it is added to `p.grad`. So has one of a kernel that cannot make
 the parameters' gradients without the others, one of a node that may not run twice (`once`), and a border's that are all
-vectors, as a norm's: a sum of what passes there costs less than another call of autograd. Where nothing that was
-received has a gradient, the second part is the whole backward. After Qi et al., Zero Bubble Pipeline Parallelism, ICLR
-2024; torch's own pipelines split in a like way.
+vectors, as a norm's: a sum of what passes there costs less than another call of autograd, if no function of the user's
+stands between. Where nothing that was received has a gradient, the second part is the whole backward. After Qi et al.,
+Zero Bubble Pipeline Parallelism, ICLR 2024; torch's own pipelines split in a like way.
 
 What is added to the kernels' time, on caches that these have emptied, is most of what a split costs. So the graph is
 walked once, and the engine is called as torch.autograd calls it, without the checks of shapes that it makes before.
@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from weft.workers.compute.backward.once import differs_again, runs_forward_again
@@ -129,8 +130,11 @@ class _Graph:
                 counts[id(parameter)] = counts.get(id(parameter), 0) + 1
         wanted = {id(parameter) for parameter in handed_on}
         wanted.update(number for number, count in counts.items() if count > 1)
+        functions = (own for node, own in self._behind_borders if isinstance(node, BackwardCFunction))
+        of_functions = {id(parameter) for own in functions for parameter in own}
         for node, beside in self._borders if self.has_path else ():
-            if node.name() in _AT_ONCE or all(parameter.dim() <= 1 for parameter in beside):
+            sums = (parameter.dim() <= 1 and id(parameter) not in of_functions for parameter in beside)
+            if node.name() in _AT_ONCE or all(sums):
                 wanted.update(map(id, beside))
         if self.has_path or wanted:
             self._want_what_runs_once(wanted)
