@@ -53,7 +53,7 @@ class FirstReads:
                 setattr(kind, key, own)
 
     def note_read(self, attribute: Attribute) -> None:
-        if attribute in self._attributes - self._written:
+        if attribute in self._attributes and attribute not in self._written:
             self.read.add(attribute)
 
     def note_written(self, attribute: Attribute) -> None:
