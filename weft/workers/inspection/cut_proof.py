@@ -254,10 +254,8 @@ class CutProof:
             with contextlib.suppress(StageError), self._mode_of(whole):  # as the job itself will, whole
                 first, second = self._outcome(trial, whole), self._outcome(trial, whole)
                 differs = [whole.outcome.difference(each) is not None for each in (first, second)]
-                if differs == [False, True] and (numbers := trial.numbers()) is not None:
-                    self._seconds[number] = _Second(second, numbers, trial.left())
-                else:
-                    self._seconds[number] = _Second(whole.outcome, left=trial.left())
+                numbers = trial.numbers() if differs == [False, True] else None
+                self._seconds[number] = _Second(second if numbers else whole.outcome, numbers, trial.left())
         return self._seconds[number]
 
     def _outcome(self, trial: CutTrial, whole: Whole) -> TrialOutcome:
