@@ -23,6 +23,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from torch.utils.data.distributed import DistributedSampler
 
 from weft.workload.data.source import DataSource, Tensors, source_of
 from weft.workload.workload import Workload, WorkloadError
@@ -148,9 +149,10 @@ def test_a_shuffled_loader_for_validation_is_taken_in_order() -> None:
         SubsetRandomSampler([1, 3, 5, 7], generator=torch.Generator()),
         WeightedRandomSampler([0.5] * 10, 20),
         RandomSampler(ITEMS, replacement=True, num_samples=6),
+        DistributedSampler(ITEMS, num_replicas=1, rank=0),
         Halves(),
     ],
-    ids=["default generator", "own generator", "weighted", "replacement", "set_epoch"],
+    ids=["default generator", "own generator", "weighted", "replacement", "of one process", "set_epoch"],
 )
 def test_a_sampler_is_keyed_by_seed_and_epoch_and_an_epoch_can_be_gone_back_to(sampler: Any) -> None:
     made = source(DataLoader(ITEMS, sampler=sampler))  # type: ignore[arg-type]
@@ -230,6 +232,10 @@ class OneWay(IterableDataset[int]):
             "its DataLoader has a Lists that makes the batches, and here job.ba",
         ),  # type: ignore[arg-type]
         (DataLoader(ITEMS, sampler=Endless()), "its sampler, a Endless, has no length; give it a __len__"),  # type: ignore[arg-type]
+        (
+            DataLoader(ITEMS, sampler=DistributedSampler(ITEMS, num_replicas=2, rank=1)),
+            "its sampler, a DistributedSampler, gives 1/2 of the data, as for one of 2 processes; leave it out",
+        ),  # type: ignore[arg-type]
         (DataLoader(ITEMS, sampler=Short()), "its sampler has length 3, and gave 2 samples for epoch 0; both must"),  # type: ignore[arg-type]
         (
             DataLoader(ITEMS, sampler=Lists()),

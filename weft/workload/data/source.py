@@ -32,7 +32,6 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
-    RandomSampler,
     SequentialSampler,
     StackDataset,
     Subset,
@@ -43,6 +42,7 @@ from torch.utils.data import (
 
 from weft.plan.error_places import within
 from weft.spec.job_spec import JobSection
+from weft.workload.data.sampler import checked_order, is_plain, length_of
 from weft.workload.data.stream import ItemStream, stream_of
 from weft.workload.data.tree import Skeleton, build, flatten
 from weft.workload.randomness import seed_others
@@ -157,7 +157,7 @@ class DataSource:
             if isinstance(own := getattr(sampler, "generator", None), torch.Generator):
                 own.manual_seed(seed + epoch)
             numbers = list(sampler)
-        return _checked(numbers, self.field, epoch, self.num_items)
+        return checked_order(numbers, self.field, epoch, self.num_items)
 
 
 def source_of(
@@ -242,8 +242,8 @@ def _of_loader(
         )
     divisor = batch_size if field == "train" or its_size in (None, 1) else its_size
     num_items = _len(dataset)
-    own = None if isinstance(dataset, ItemStream) or _is_plain(sampler, num_items) else sampler
-    size = num_items if own is None else _length(own, field)
+    own = None if isinstance(dataset, ItemStream) or is_plain(sampler, num_items) else sampler
+    size = num_items if own is None else length_of(own, field)
     return DataSource(
         field=field,
         dataset=dataset,
@@ -294,37 +294,6 @@ def _kept(size: int, batch_size: int, field: Field) -> int:
 
 def _own_collate(function: CollateFunction) -> CollateFunction | None:
     return None if function in (default_collate, default_convert) else function
-
-
-def _is_plain(sampler: object, num_items: int) -> bool:
-    """Whether it takes every sample once, as the data stand or shuffled."""
-    if type(sampler) is RandomSampler:
-        return not sampler.replacement and sampler.num_samples == num_items
-    return type(sampler) is SequentialSampler
-
-
-def _length(sampler: Any, field: Field) -> int:
-    try:
-        return len(sampler)
-    except TypeError:
-        raise WorkloadError(
-            f"Workload.{field}: its sampler, a {kind_of(sampler)}, has no length; give it a __len__ that tells the "
-            "samples of an epoch"
-        ) from None
-
-
-def _checked(numbers: list[Any], field: Field, epoch: int, length: int) -> torch.Tensor:
-    odd = next((number for number in numbers if not hasattr(number, "__index__")), None)
-    if odd is not None:
-        raise WorkloadError(
-            f"Workload.{field}: its sampler gives {kind_of(odd)}; let it give the numbers of single samples"
-        )
-    if len(numbers) != length:
-        raise WorkloadError(
-            f"Workload.{field}: its sampler has length {length}, and gave {len(numbers)} samples for epoch {epoch}; "
-            "both must be equal"
-        )
-    return torch.tensor([int(number) for number in numbers], dtype=torch.int64)
 
 
 def _dataset(data: Any, field: Field, workload: Workload) -> Dataset[Any]:

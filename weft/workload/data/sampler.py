@@ -1,0 +1,51 @@
+"""Samplers of the user's: whether one is needed, how many samples it gives, and what it gave for an epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import RandomSampler, SequentialSampler
+
+from weft.workload.workload import WorkloadError, kind_of
+
+
+def is_plain(sampler: object, num_items: int) -> bool:
+    """Whether it takes every sample once, as the data stand or shuffled."""
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == num_items
+    return type(sampler) is SequentialSampler
+
+
+def length_of(sampler: Any, field: str) -> int:
+    """Samples of an epoch. Raises WorkloadError, with the workload's field, for a sampler that has none, or that leaves
+    all but a share of the data to other processes."""
+    processes = getattr(sampler, "num_replicas", 1)
+    if hasattr(sampler, "rank") and isinstance(processes, int) and processes > 1:
+        raise WorkloadError(
+            f"Workload.{field}: its sampler, a {kind_of(sampler)}, gives 1/{processes} of the data, as for one of "
+            f"{processes} processes; leave it out (shuffle=True does the rest): here every replica gets its own part "
+            "of each batch, and to train on less, give a torch.utils.data.Subset"
+        )
+    try:
+        return len(sampler)
+    except TypeError:
+        raise WorkloadError(
+            f"Workload.{field}: its sampler, a {kind_of(sampler)}, has no length; give it a __len__ that tells the "
+            "samples of an epoch"
+        ) from None
+
+
+def checked_order(numbers: list[Any], field: str, epoch: int, length: int) -> torch.Tensor:
+    """int64 of the length. Raises WorkloadError for numbers that are none, or of another length."""
+    odd = next((number for number in numbers if not hasattr(number, "__index__")), None)
+    if odd is not None:
+        raise WorkloadError(
+            f"Workload.{field}: its sampler gives {kind_of(odd)}; let it give the numbers of single samples"
+        )
+    if len(numbers) != length:
+        raise WorkloadError(
+            f"Workload.{field}: its sampler has length {length}, and gave {len(numbers)} samples for epoch {epoch}; "
+            "both must be equal"
+        )
+    return torch.tensor([int(number) for number in numbers], dtype=torch.int64)
