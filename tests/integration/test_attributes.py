@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,80 @@ def workload():
     step = lambda model, batch: torch.nn.functional.mse_loss(model(batch[0]), batch[1])
     return weft.Workload(Model(), data, step=step, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
 """
+
+
+# The last stage alone runs the lines that count, behind the last layer and behind the loss, and the first one alone a
+# layer that does: the others have those numbers as they were when the job began, or went on.
+COUNTING_APART = """
+import torch, weft
+
+class Begins(torch.nn.Linear):
+    def forward(self, x):
+        return self.begin(super().forward(x))
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Begins(4, 4), *(torch.nn.Linear(4, 4) for _ in range(3))])
+        self.layers[0].begin = self.begin
+        self.begun = self.seen = self.steps = 0
+
+    def begin(self, x):
+        self.begun += self.training
+        return x * (1 + 1 / (1 + self.begun))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        self.seen += self.training * len(x)
+        return x * (1 + 1 / (1 + self.seen))
+
+def workload(peeks_at=None, asks=False):
+    def step(model, batch):
+        y = model(batch[0])
+        loss = (1 + 1 / (1 + model.steps)) * torch.nn.functional.mse_loss(y, batch[1])
+        model.steps += model.training
+        return loss
+
+    def peek(module, *_):
+        module.peeked += 1
+        if module.peeked == peeks_at:
+            model.steps
+
+    model = Model()
+    if peeks_at is not None:
+        model.layers[0].peeked = 0
+        model.layers[0].register_forward_hook(peek)
+    data = torch.randn(48, 4), torch.randn(48, 4)
+    optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+    on_epoch = (lambda values: print(model.begun, model.steps)) if asks else None
+    return weft.Workload(model, data, step=step, validation=data, optimizer=optimizer, on_epoch=on_epoch)
+"""
+
+
+@pytest.mark.slow(seconds=2)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_numbers_that_one_stage_counts_go_on_in_other_stages(daemon: Any, recompute: bool) -> None:
+    strategy = {"microbatches": 2, "recompute": recompute}
+    before: dict[str, Any] = {}
+    for stages, steps in ((3, 4), (2, 8), (3, 12), (1, 14)):
+        spec = daemon.spec(COUNTING_APART, strategy=strategy | {"stages": stages}, batch_size=8, steps=steps, **before)
+        result = daemon.run(type(spec).parse(spec.to_wire() | {"checkpoint": {"every": "2 steps"}}))
+        assert result["state"] == "completed", result["error"]
+        plain = train(daemon.spec(COUNTING_APART, strategy=strategy, batch_size=8, steps=steps)).state
+        ours = load_file(Path(result["model"]))
+        assert [name for name in plain if not torch.equal(plain[name], ours[name])] == []
+        before = {"resume_from": result["run_dir"]}
+
+
+@pytest.mark.parametrize("args", [{"peeks_at": 40}, {"asks": True}], ids=["step", "on_epoch"])
+def test_who_comes_to_read_what_a_stage_elsewhere_counts_is_told(daemon: Any, args: Any) -> None:
+    """Behind the runs that it was tried in."""
+    spec = daemon.spec(COUNTING_APART, strategy={"stages": 2}, batch_size=8, epochs=9, args=args)
+    result = daemon.run(spec)
+    assert result["state"] == "failed"
+    why = r"the attribute '(steps|begun)' is used in the process of a stage that does not change it, as another"
+    assert re.search(why, result["error"])
 
 
 @pytest.mark.slow(seconds=2)

@@ -35,6 +35,7 @@ class UnitFacts:
     carries_state: bool = False  # in training its forward computes with buffers that a forward has changed
     backward_changes: str | None = None  # the name of a parameter or buffer that its backward changes, too
     state: tuple[str, ...] = ()  # of a model cut by its own forward, names of the parameters and buffers that it uses
+    counts: tuple[str, ...] = ()  # of the first unit of a stage of such a model, numbers in attributes that it changes
     repeated: tuple[str, ...] = ()  # of the first unit of such a model, modules that no stage begins with: called again
     given: tuple[tuple[int, str], ...] = ()  # of such a model, to the call with which it begins: as in Border
     ends: tuple[str, ...] = ()  # as in Border, like the next
@@ -348,18 +349,16 @@ _PLAIN = (
 )
 
 
+_LISTS_OF_UNITS = ("tied_to", "tied_by", "state", "counts", "repeated", "ends", "late")
+
+
 def _units(units: Any) -> tuple[UnitFacts, ...]:
     return tuple(
         UnitFacts(
             **{
                 **unit,
-                "tied_to": tuple(unit["tied_to"]),
-                "tied_by": tuple(unit.get("tied_by", ())),
-                "state": tuple(unit.get("state", ())),
-                "repeated": tuple(unit.get("repeated", ())),
+                **{name: tuple(unit.get(name, ())) for name in _LISTS_OF_UNITS},
                 "given": tuple((leaf, name) for leaf, name in unit.get("given", ())),
-                "ends": tuple(unit.get("ends", ())),
-                "late": tuple(unit.get("late", ())),
                 "instead": tuple((name, other) for name, other in unit.get("instead", ())),
             }
         )

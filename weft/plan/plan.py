@@ -141,6 +141,7 @@ class StagePlan:
     begins: Border | None = None  # None: with the step
     ends: Border | None = None  # where the next stage begins; None: with the step
     state: tuple[str, ...] = ()  # names of the parameters and buffers that it uses
+    counts: tuple[str, ...] = ()  # of numbers in attributes that it changes
     changing: tuple[str, ...] = ()  # of parameters that nobody trains, and that the step itself changes
     rewrites: bool = False  # the step itself changes parameters that are trained
 
@@ -242,8 +243,7 @@ class Plan:
     @property
     def has_ways(self) -> bool:
         """Whether any bucket's way may change as the job runs."""
-        sync = self.synchronisation
-        return sync is not None and any(bucket.route is Route.EITHER for bucket in sync.buckets)
+        return any(each.route is Route.EITHER for each in getattr(self.synchronisation, "buckets", ()))
 
     @property
     def is_adjusted(self) -> bool:

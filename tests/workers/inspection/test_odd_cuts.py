@@ -241,13 +241,13 @@ def counted_behind(parts: Any, x: torch.Tensor) -> torch.Tensor:
     ("run", "cut"),
     [
         (counted_first, {"first", "second", "third", "head"}),
-        (counted_between, {"third", "head"}),  # stages that end before the line do not count
+        (counted_between, {"first", "second", "third", "head"}),  # stages that end before the line do not count
         (counted_in_a_module, {"first", "blocks.0", "third", "head"}),
-        (counted_behind, {"head"}),
+        (counted_behind, {"first", "second", "head"}),  # one that ends between would go by the first of the numbers
     ],
 )
 @pytest.mark.parametrize("mode", ["train", "forward"])
-def test_a_number_that_a_step_goes_by_may_be_in_an_attribute_where_all_stages_count_alike(
+def test_a_number_that_a_step_goes_by_may_be_in_an_attribute_where_each_stage_that_does_counts_it(
     run: Forward, cut: set[str], mode: str
 ) -> None:
     model = Counted(run)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from weft.workers.snapshots.attributes import Attributes
 from weft.workers.snapshots.held import VALUES, Extent, Held, Piece
 from weft.workers.snapshots.saved import Saved, shaped
 from weft.workload.workload import WorkloadError
@@ -119,3 +120,19 @@ def test_what_lies_as_it_is_asked_for_is_not_copied(whole: bool) -> None:
     assert found is not None
     assert found.data_ptr() == value.data_ptr()
     assert torch.equal(found, value)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_attribute_is_of_the_stage_that_has_changed_it_since_it_was_restored(order: int) -> None:
+    stages = []
+    for counts in ("first", "second", "neither"):
+        model = nn.Module()
+        model.first = model.second = 0  # type: ignore[assignment]
+        attributes = Attributes({"": model})
+        attributes.restore({"": {"first": 3, "second": 3, "third": [3]}})
+        if counts != "neither":
+            setattr(model, counts, 5)
+        stages.append(Held(replica=0, attributes=attributes.changed(), restored=attributes.as_restored()))
+    assert Saved(stages[::order]).attributes(0) == {
+        "": {"first": 5, "second": 5, "third": stages[2].attributes[""]["third"]}
+    }

@@ -366,6 +366,7 @@ def _stage_plans(inspection: Inspection, placement: Placement, rings: Sequence[R
                     begins=_border(inspection, all_units[first:]) if first else None,
                     ends=_border(inspection, all_units[last:]),
                     state=tuple(sorted({name for unit in units for name in unit.state})),
+                    counts=tuple(sorted({name for unit in units for name in unit.counts})),
                     changing=changing_in(inspection, range(first, last)),
                     rewrites=bool(changing_in(inspection, range(first, last), trained=True)),
                     replica=r,

@@ -86,6 +86,7 @@ class _Unit(TypedDict):
     kind: str
     in_place: bool
     state: NotRequired[list[str]]
+    counts: NotRequired[list[str]]
     repeated: NotRequired[list[str]]
     given: NotRequired[list[_Given]]
     ends: NotRequired[list[str]]

@@ -17,14 +17,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from weft.plan.error_places import within
 from weft.plan.plan import SlotValue
 from weft.workers.compute.forward_buffers import Began, ForwardBuffers
 from weft.workers.compute.forward_parts import ForwardParts
+from weft.workers.compute.model_part import CallPart
 from weft.workers.compute.stage import GivenModes, Stage, Tensors, computing_in, forget_results, leaf_of, no_leaf
 from weft.workers.devices.device import Accelerator, Device
+from weft.workers.snapshots.first_reads import CountedElsewhere
 from weft.workers.snapshots.stage_attributes import StageAttributes
 from weft.workers.snapshots.step_memory import StepMemory
 from weft.workload.cutting.calls import Made, Seed, unseeded
@@ -57,7 +58,7 @@ class CutStage(Stage):
     def __init__(
         self,
         workload: Workload,
-        model: nn.Module,
+        part: CallPart,
         cut: CutStep,
         *,
         differentiable: Sequence[bool],
@@ -73,7 +74,8 @@ class CutStage(Stage):
         """cut: installed. differentiable: of what it receives, in that order. copies_input: the step writes to what it
         receives, or to the batch, which neither a slot nor an autograd leaf allows. draws: from torch's generator.
         seeds_others: it draws from Python's or numpy's, too. parts: where the first forward may still have to wait."""
-        self._model = model
+        self._model = model = part.model
+        self._elsewhere = CountedElsewhere(model, part.counted_elsewhere)
         self._learns = True
         self._cut = cut
         self._steps = {True: training_step(workload), False: validation_step(workload)}  # by whether it learns
@@ -188,6 +190,7 @@ class CutStage(Stage):
         self.rewind()
         self._cut.close()
         self._memory.close()
+        self._elsewhere.close()
         forget_results(self._modes.modules)
 
     # --- runs

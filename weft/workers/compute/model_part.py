@@ -65,12 +65,13 @@ def own_parts(
     found: list[OwnPart] = []
     taken: set[int] = set()
     for plan in view.stages:
-        own, part = workload, part_of(workload, plan)
+        counted_elsewhere = {name for stage in view.first_stages for name in stage.counts}.difference(plan.counts)
+        own, part = workload, part_of(workload, plan, counted_elsewhere)
         held = {id(parameter) for parameter in part.parameters()}
         if held & taken or (found and isinstance(part, CallPart)):
             own = again()
             check_built(own.model, view.first_stages)
-            part = part_of(own, plan)
+            part = part_of(own, plan, counted_elsewhere)
         taken |= held
         modules = modules_of(own.model)
         skipped = unpickled(view.skipped_calls, device, modules) if isinstance(part, CallPart) else None
@@ -78,11 +79,11 @@ def own_parts(
     return found
 
 
-def part_of(workload: Workload, stage: StagePlan) -> ModelPart:
-    """What stands beside the model is the last stage's, where the loss is."""
+def part_of(workload: Workload, stage: StagePlan, counted_elsewhere: Collection[str] = ()) -> ModelPart:
+    """What stands beside the model is the last stage's, where the loss is. counted_elsewhere: as of CallPart."""
     if is_cut_by_calls(workload):
         beside = {} if stage.ends is not None else modules_beside(workload)
-        return CallPart(workload.model, stage.state, stage.changing, beside)
+        return CallPart(workload.model, stage.state, stage.changing, beside, counted_elsewhere)
     made = [Unit(number, *unit) for number, unit in enumerate(units(workload.model))]
     beside = {} if stage.last < len(made) else modules_beside(workload)
     return UnitPart(made[stage.first : stage.last], stage.changing, beside)
@@ -144,10 +145,12 @@ class CallPart(ModelPart):
         names: Sequence[str],
         changing: Collection[str] = (),
         beside: Mapping[str, nn.Module] | None = None,
+        counted_elsewhere: Collection[str] = (),
     ) -> None:
         """names: the first of each tensor. changing: of parameters that count as buffers. beside: modules beside the
-        model."""
+        model. counted_elsewhere: names of attributes that other stages alone change."""
         self.model = model
+        self.counted_elsewhere = counted_elsewhere
         self._beside = beside or {}
         self.names = tuple(names)
         known = dict(named_tensors(model))

@@ -345,8 +345,8 @@ class CutInspection:
         timed = CutTimes(trial, together, partial(run_as_it_is, seed=self._seed), self._spec)
         trial.counts = self._learns and not self._spec.strategy.compile
         times = timed.of(self._largest, TIMED_RUNS)
-        for first, kept_bytes in zip(bounds, trial.kept_bytes, strict=True):
-            units[first]["kept_bytes"] = kept_bytes
+        for first, kept_bytes, counts in zip(bounds, trial.kept_bytes, trial.counts_of_stages(), strict=True):
+            units[first] |= {"kept_bytes": kept_bytes, "counts": counts}
         for unit in self._writing:
             units[unit]["in_place"] = True
         note_around(units, bounds, ("forward", "backward"), timed.around)

@@ -143,14 +143,19 @@ class CutTrial:
         return stage.attributes.numbers() if stage.attributes.is_as(self._attributes, but_for_numbers=True) else None
 
     def other_number(self, numbers: Numbers) -> str | None:
-        """A number that some stage, which has the module, has left otherwise: in words."""
+        """A number that some stage, which has the module, has changed to another one, or that none has changed: in
+        words."""
+        left, counted = dict[Attribute, str](), set[Attribute]()
         for stage in self._stages:
-            own = stage.attributes.numbers()
-            for name, module in stage.modules.items():
-                for key, value in numbers[module].items():
-                    if stage.attributes.differs(module, key, value):
-                        return _told(name, key, own[module].get(key), value)
-        return None
+            for name, module, key, value in _listed(stage.modules, numbers):
+                own = stage.attributes.value(module, key)
+                if not stage.attributes.differs(module, key, value):
+                    counted.add((module, key))
+                elif self._attributes.differs(module, key, own):
+                    return _told(name, key, own, value)
+                else:  # nothing of it runs there
+                    left.setdefault((module, key), _told(name, key, own, value))
+        return next((told for attribute, told in left.items() if attribute not in counted), None)
 
     def watch(self, attributes: Collection[Attribute]) -> None:
         """In runs from now on, which stages read what an earlier run has left in one of them."""
@@ -165,6 +170,16 @@ class CutTrial:
         """Numbers, texts and None that runs have left in attributes. Of an uncut step."""
         (stage,) = self._stages
         return stage.attributes.left(self._attributes)
+
+    def counts_of_stages(self) -> list[list[str]]:
+        """Of each stage: names of what `left` tells that its runs have left."""
+        names = {module: name for name, module in self._model.named_modules()}
+        return [
+            sorted(
+                f"{names[module]}.{key}".removeprefix(".") for module, key in stage.attributes.left(self._attributes)
+            )
+            for stage in self._stages
+        ]
 
     def others(self, left: Mapping[Attribute, Any]) -> list[dict[Attribute, str]]:
         """Of each stage: those of what the whole step has left that it has otherwise, in words."""
@@ -344,6 +359,11 @@ def _stage(
         attributes.copied(),
         modules_with(model, names),
     )
+
+
+def _listed(modules: Mapping[str, nn.Module], numbers: Numbers) -> Iterator[tuple[str, nn.Module, str, float]]:
+    for name, module in modules.items():
+        yield from ((name, module, key, value) for key, value in numbers[module].items())
 
 
 def _told(module: str, key: str, own: Any, value: Any) -> str:

@@ -251,7 +251,7 @@ class ModelParts:
         )
         self.cuts.append(cut)
         differentiable = [number in parcels.returned for number in range(len(parcels.received))]
-        return CutStage(own.workload, part.model, cut, differentiable=differentiable, draws=self._view.draws, **how)
+        return CutStage(own.workload, part, cut, differentiable=differentiable, draws=self._view.draws, **how)
 
     def _restore(self, holder: Holder, saved: Saved) -> None:
         """Where it is: before anything of it has moved, or behind that."""
@@ -309,7 +309,8 @@ class ModelParts:
             self.updates.hold_owned(task.owner, held, self._names, iteration)
             return held
         held.replica = task.holder.replica
-        held.buffers, held.attributes = self._parts[task.holder].buffers(), self._attributes[task.holder].changed()
+        held.buffers, attributes = self._parts[task.holder].buffers(), self._attributes[task.holder]
+        held.attributes, held.restored = attributes.changed(), attributes.as_restored()
         if task.holder.replica == 0:
             self.shown[task.holder.stage].hold(held)
         if self.updates is not None:

@@ -51,6 +51,7 @@ class Attributes:
         """modules: by name, as they were built."""
         self._modules = dict(modules)
         self._first: dict[str, dict[str, tuple[Any, object]]] = {}
+        self._restored: dict[tuple[str, str], object] = {}  # looks
         self._built = BuiltObjects()
         for name, module in modules.items():
             own = dict(_own_of(module))
@@ -65,6 +66,15 @@ class Attributes:
             if not isinstance(written, NotPlainError):
                 kept.setdefault(name, {})[key] = written
         return kept
+
+    def as_restored(self) -> list[tuple[str, str]]:
+        """Of what has changed, what is as it was restored: another stage may have changed it since."""
+        places = ((name, key, vars(self._modules[name])) for name, key in self._restored)
+        return [
+            (name, key)
+            for name, key, there in places
+            if key in there and _look(there[key], [MAX_PARTS]) == self._restored[name, key]
+        ]
 
     def lost(self) -> list[str]:
         """What else has changed, by name, with what it is."""
@@ -81,6 +91,7 @@ class Attributes:
     def restore(self, kept: Mapping[str, Mapping[str, Any]]) -> None:
         """kept: as `changed` told, of these modules and perhaps others."""
         restoring = RestoredValues(self._built)
+        self._restored.clear()
         for name, module in self._modules.items():
             for key, value in kept.get(name, {}).items():
                 there = vars(module)
@@ -90,6 +101,7 @@ class Attributes:
                     there.pop(key, None)
                 else:
                     there[key] = restoring.restored(value, there.get(key), (name, key))
+                    self._restored[name, key] = _look(there[key], [MAX_PARTS])
 
     def _changed(self) -> Iterator[tuple[str, str, Any]]:
         """Names, and what is written of it or why nothing is."""

@@ -1,5 +1,5 @@
 """First reads: attributes of modules that a run reads before it writes to them, so what an earlier run has left there
-counts.
+counts; and attributes that a stage is not to read, since other stages change theirs.
 
 A class has something in the attribute's place while it is watched, which is asked before the module itself; it reads
 and writes what the module has there.
@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import threading
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
+
+from weft.workload.cutting.tape import playing
+from weft.workload.workload import WorkloadError
 
 Attribute = tuple[nn.Module, str]
 _ABSENT = object()
@@ -29,56 +33,130 @@ class FirstReads:
         """A run."""
         self._written.clear()
 
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for kind, key in {(type(module), key) for module, key in self._attributes}:
-                stack.enter_context(self._watched(kind, key))
-            yield
-
-    @contextlib.contextmanager
-    def _watched(self, kind: type[nn.Module], key: str) -> Iterator[None]:
-        default = inspect.getattr_static(kind, key, _ABSENT)
-        if hasattr(type(default), "__get__"):  # a property, which reads other attributes
-            yield
-            return
-        own = vars(kind).get(key, _ABSENT)
-        setattr(kind, key, _Watched(self, key, default))
-        try:
-            yield
-        finally:
-            if own is _ABSENT:
-                delattr(kind, key)
-            else:
-                setattr(kind, key, own)
+    def watching(self) -> contextlib.AbstractContextManager[object]:
+        return _watched(self, self._attributes)
 
     def note_read(self, attribute: Attribute) -> None:
         if attribute in self._attributes and attribute not in self._written:
             self.read.add(attribute)
 
-    def note_written(self, attribute: Attribute) -> None:
+    def note_written(self, attribute: Attribute) -> bool:
         self._written.add(attribute)
+        return True
+
+
+class _Asking(threading.local):
+    asks = False  # a function of the user's, beside the runs
+
+
+_asking = _Asking()
+
+
+@contextlib.contextmanager
+def asking() -> Iterator[None]:
+    """Attributes that are counted elsewhere are not to be read either in what runs inside, in this thread."""
+    _asking.asks = True
+    try:
+        yield
+    finally:
+        _asking.asks = False
+
+
+class CountedElsewhere:
+    """Attributes that other stages change, and this one, when it was tried, neither changed nor read: what it has there
+    is as old as the attempt, and what a step wrote there the others would not have."""
+
+    def __init__(self, model: nn.Module, names: Collection[str]) -> None:
+        """names: of attributes, behind that of their module."""
+        places = ((name, *name.rpartition(".")) for name in names)
+        self._names = {(model.get_submodule(path), key): name for name, path, _, key in places}
+        self._watching = contextlib.ExitStack()
+        self._watching.enter_context(_watched(self, self._names))
+
+    def close(self) -> None:
+        self._watching.close()
+
+    def note_read(self, attribute: Attribute) -> None:
+        if attribute in self._names and (playing.run is not None or _asking.asks):
+            raise WorkloadError(
+                f"the attribute {self._names[attribute]!r:.80} is used in the process of a stage that does not change "
+                "it, as another one does; keep it in a buffer, change it before the first call of the step, or use "
+                "strategy.stages = 1"
+            )
+
+    def note_written(self, attribute: Attribute) -> bool:
+        if not _asking.asks:  # what that changes is told elsewhere
+            self.note_read(attribute)
+        return not (playing.tries and attribute in self._names)  # which counts nowhere
+
+
+class _Watching(Protocol):
+    def note_read(self, attribute: Attribute) -> None: ...
+
+    def note_written(self, attribute: Attribute) -> bool:
+        """Whether it keeps what is written."""
+
+
+@contextlib.contextmanager
+def _watched(watching: _Watching, attributes: Collection[Attribute]) -> Iterator[None]:
+    """It hears of these attributes, and of those that other modules of their classes have by the same name."""
+    there = list(filter(None, (_Watched.of(*each) for each in {(type(module), key) for module, key in attributes})))
+    for each in there:
+        each.watching.append(watching)
+    try:
+        yield
+    finally:
+        for each in there:
+            each.leave(watching)
 
 
 class _Watched:
-    """default: what the class has there."""
+    """default: what the class has there, or has from another one."""
 
-    def __init__(self, reads: FirstReads, key: str, default: Any) -> None:
-        self._reads, self._key, self._default = reads, key, default
+    @classmethod
+    def of(cls, kind: type[nn.Module], key: str) -> _Watched | None:
+        """What stands in the class; None where a property does, which reads other attributes."""
+        default = inspect.getattr_static(kind, key, _ABSENT)
+        if isinstance(default, cls):
+            if default is vars(kind).get(key):
+                return default
+            default = default._default
+        if hasattr(type(default), "__get__"):
+            return None
+        made = cls(kind, key, default)
+        setattr(kind, key, made)
+        return made
+
+    def __init__(self, kind: type[nn.Module], key: str, default: Any) -> None:
+        self._kind, self._key, self._default = kind, key, default
+        self._own = vars(kind).get(key, _ABSENT)
+        self.watching: list[_Watching] = []
+
+    def leave(self, watching: _Watching) -> None:
+        self.watching.remove(watching)
+        if self.watching:
+            return
+        if self._own is _ABSENT:
+            delattr(self._kind, self._key)
+        else:
+            setattr(self._kind, self._key, self._own)
 
     def __get__(self, module: nn.Module | None, kind: type) -> Any:
+        value = self._default
         if module is not None:
-            self._reads.note_read((module, self._key))
-        value = self._default if module is None else vars(module).get(self._key, self._default)
+            for each in self.watching:
+                each.note_read((module, self._key))
+            value = vars(module).get(self._key, self._default)
         if value is _ABSENT:  # torch's __getattr__ looks on, and tells
             raise AttributeError(f"type object {kind.__name__!r} has no attribute {self._key!r}")
         return value
 
     def __set__(self, module: nn.Module, value: Any) -> None:
-        self._reads.note_written((module, self._key))
-        vars(module)[self._key] = value
+        if all(each.note_written((module, self._key)) for each in self.watching):
+            vars(module)[self._key] = value
 
     def __delete__(self, module: nn.Module) -> None:
-        self._reads.note_written((module, self._key))
+        if not all(each.note_written((module, self._key)) for each in self.watching):
+            return
         if vars(module).pop(self._key, _ABSENT) is _ABSENT:
             raise AttributeError(self._key)

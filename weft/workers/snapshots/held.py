@@ -10,6 +10,7 @@ options     by parameter: those of its group in the optimizer
 scheduler   its state, which is the same for every optimizer of the job
 kinds       the names of the optimizer's and the scheduler's classes, by "optimizer" and "scheduler"; "" of none
 attributes  of one replica, what its modules remember elsewhere, as weft.workers.snapshots.attributes tells it
+restored    of these, by module and name, those that are as they were restored
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class Held:
     scheduler: dict[str, Any] | None = None
     kinds: dict[str, str] = field(default_factory=dict)
     attributes: Kept = field(default_factory=dict)
+    restored: list[tuple[str, str]] = field(default_factory=list)
 
     def add_whole(self, parameter: str, entry: str, tensor: Tensor) -> None:
         """In the parameter's shape."""
@@ -91,7 +93,8 @@ class Held:
         """The rest: plain data. Options that are one object are there once, since they take the longest to read."""
         own = {id(each): each for each in self.options.values()}
         options = list(own.values())
-        return {"states": self.states, "options": options, "scheduler": self.scheduler, "attributes": self.attributes}
+        rest = {"states": self.states, "options": options, "scheduler": self.scheduler}
+        return rest | {"attributes": self.attributes, "restored": self.restored}
 
     @classmethod
     def of(cls, layout: dict[str, Any], plain: dict[str, Any], tensors: Sequence[Tensor]) -> Held:
@@ -112,6 +115,7 @@ class Held:
             scheduler=plain["scheduler"],
             kinds=layout["kinds"],
             attributes=plain["attributes"],
+            restored=[(module, name) for module, name in plain["restored"]],
         )
 
 

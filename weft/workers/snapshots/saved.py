@@ -44,12 +44,18 @@ class Saved:
         self.names += held.names
         if held.replica is not None:
             self._buffers.setdefault(held.replica, {}).update(held.buffers)
-            for module, values in held.attributes.items():
-                self._attributes.setdefault(held.replica, {}).setdefault(module, {}).update(values)
+            self._add_attributes(held, self._attributes.setdefault(held.replica, {}))
         self._states |= held.states
         self._options |= held.options
         self.scheduler = held.scheduler or self.scheduler
         self.kinds |= held.kinds
+
+    def _add_attributes(self, held: Held, known: Kept) -> None:
+        """A module may be in several stages, of which one has changed what others still have as it was restored."""
+        restored = set(held.restored)
+        for module, values in held.attributes.items():
+            own = known.setdefault(module, {})
+            own.update((key, value) for key, value in values.items() if key not in own or (module, key) not in restored)
 
     def check_model(self, parameters: Mapping[str, Tensor]) -> None:
         """parameters: by name, of a model that is to go on. A job's own snapshots are of its own model."""

@@ -17,6 +17,7 @@ from torch import nn
 
 from weft.plan.worker_view import WorkerView
 from weft.workers.snapshots.attributes import Attributes
+from weft.workers.snapshots.first_reads import asking
 from weft.workers.snapshots.read_elsewhere import ReadElsewhere
 from weft.workload.code.functions import found_from
 from weft.workload.cutting.names import slots_of
@@ -68,7 +69,8 @@ class WholeModel:
         try:
             for each in shown:
                 each.begin()
-            yield
+            with asking():
+                yield
             changed = [each.name for each in shown if each.has_changed()]
             changed += [name for name, flag in self._flags(model).items() if before.get(name, flag) != flag]
             kept = attributes.changed().items()

@@ -131,6 +131,7 @@ class Tape:
 class _Playing(threading.local):
     tape: Tape | None = None
     run: object | None = None  # another one for each
+    tries: bool = False  # a module that is skipped, on placeholders
     redraws: Collection[str] = ()  # names of operations that draw their numbers though nobody has what they are of
     keeps: Callable[[torch.Tensor], bool] | None = None  # whether the model keeps a tensor from run to run
     lines: Any = None  # Lines of the run, as long as a stage's own call has not begun
@@ -160,12 +161,12 @@ def alone(compute: Callable[..., Made], *args: Any) -> Made:
 
 @contextlib.contextmanager
 def of_no_run() -> Iterator[None]:
-    """What is made within has no numbers in any run."""
-    run, playing.run = playing.run, None
+    """What is made within has no numbers in any run; a module is tried."""
+    run, playing.run, tries, playing.tries = playing.run, None, playing.tries, True
     try:
         yield
     finally:
-        playing.run = run
+        playing.run, playing.tries = run, tries
 
 
 def _entry(asker: object, given: Any, found: Any) -> TapeEntry | None:
