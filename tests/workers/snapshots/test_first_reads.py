@@ -1,4 +1,4 @@
-"""Attributes that are watched are what they are unwatched, in every class that has them, and behind each watcher's end."""
+"""Watched attributes are what they are unwatched, in every class that has them, and behind the end of each watcher."""
 
 from __future__ import annotations
 
