@@ -78,6 +78,7 @@ PIPELINES: dict[str, dict[str, Any]] = {
     "split": {"schedule": "zero-bubble"},
     "two replicas": {"replicas": [{"stages": 2}, {"stages": 2}]},
 }
+ALONE = [how for how in PIPELINES if how != "two replicas"]  # of two, each counts its own calls
 
 
 @pytest.mark.pairs(
@@ -95,6 +96,59 @@ def test_a_layer_is_trained_when_it_is_in_the_plain_loop(
 def test_so_is_one_in_the_stage_before(machine: Any, how: str, epoch: int, strategy: str) -> None:
     pipeline = {"replicas": [{"stages": 2}], "microbatches": 2, **PIPELINES[strategy]}
     _compare(machine, pipeline, how=how, epoch=epoch, where="train()")
+
+
+# A layer freezes and thaws itself within an iteration, while earlier microbatches' backwards are still to come.
+WITHIN = """
+import torch
+from torch import nn
+
+import weft
+
+
+class Freezing(nn.Linear):
+    def __init__(self, width, period):
+        super().__init__(width, width)
+        self.calls, self.period = 0, period
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+            self.requires_grad_(self.calls % self.period < (self.period + 1) // 2)
+        return super().forward(x).tanh()
+
+
+def workload(own_forward, periods):
+    layers = [layer for period in periods for layer in (nn.Linear(4, 4), Freezing(4, period))]
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(layers)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model = Net().double() if own_forward else nn.Sequential(*layers).double()
+    x, y = torch.randn(2, 48, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return weft.Workload(model, (x, y), loss=nn.functional.mse_loss, optimizer=lambda p: torch.optim.Adam(p, lr=0.01))
+"""
+
+
+@pytest.mark.pairs(2, own_forward=(False, True), schedule=("gpipe", "1f1b", "zero-bubble"), how=ALONE)
+@pytest.mark.slow(seconds=2)
+def test_a_layer_that_freezes_between_two_microbatches_has_the_gradients_of_those_before(
+    machine: Any, own_forward: bool, schedule: str, how: str
+) -> None:
+    pipeline = {"replicas": [{"stages": 2}], "microbatches": 5, "schedule": schedule, **PIPELINES[how]}
+    args = {"own_forward": own_forward, "periods": [3, 4]}
+    spec = machine.spec(WITHIN, strategy=pipeline, args=args, epochs=3, batch_size=16)
+    ended = machine.client.wait(machine.submit(spec), 60)
+    assert ended["state"] == "completed", machine.log_of(ended["job"])
+    saved, plain = load_file(ended["model"]), train(spec).state
+    assert [name for name, value in plain.items() if not torch.equal(saved[name], value)] == []
 
 
 def _compare(machine: Any, strategy: dict[str, Any], **arguments: Any) -> None:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from weft.plan.buckets import Holder
+from weft.workers.compute.backward.freezing import Freezing
 from weft.workers.memory.bucket_memory import BucketMemory, shaped_like
 from weft.workload.workload import WorkloadError
 
@@ -51,6 +52,7 @@ class StageGradients:
         self._parameters = {
             p.parameter: parameters[p.parameter] for bucket in self._buckets.values() for p in bucket.places
         }
+        self.freezing = Freezing(list(self._parameters.values()))
         depth = 1 if own is not None else memory.gradient_depth(holder)
         self._views = [self._places(own, step) for step in range(depth)]
         self._padding = list(self._gaps(own)) if taken_over and own is not None else []

@@ -21,6 +21,7 @@ import torch
 from weft.plan.course import Course
 from weft.plan.division import Part
 from weft.plan.itinerary import Iteration
+from weft.workers.compute.backward.freezing import Freezing
 from weft.workers.compute.backward.hand_back import HandBack
 from weft.workers.compute.backward.own_gradients import OwnGradients
 from weft.workers.compute.backward.split import SplitBackward
@@ -73,6 +74,7 @@ class StageTasks:
         self._parcels = parcels
         self._read_batch = read_batch
         self._gradients = gradients
+        self._freezing = Freezing([]) if gradients is None else gradients.freezing
         self._before_evaluation = before_evaluation
         self._publish = publish
         self._device = device
@@ -105,7 +107,9 @@ class StageTasks:
         if part.size:
             if microbatch == 0:
                 self._parts.begin()
-            self._run(iteration, microbatch, part, measured)
+            self._enter((iteration.epoch, iteration.learns))
+            with self._freezing.forward(microbatch) if iteration.learns else contextlib.nullcontext():
+                self._run(iteration, microbatch, part, measured)
             self._parts.end()
         self._publish_behind(iteration, microbatch)
         if self._is_last and microbatch == self._course.microbatches[self._replica] - 1:
@@ -120,7 +124,6 @@ class StageTasks:
             self._publish()
 
     def _run(self, iteration: Iteration, microbatch: int, part: Part, measured: Measured) -> None:
-        self._enter((iteration.epoch, iteration.learns))
         received = self._parcels.receive(iteration.index, microbatch)
         batch = self._read_batch(iteration, microbatch, part)
         if not self._is_last:
@@ -182,6 +185,10 @@ class StageTasks:
             self._device.after(lambda: measured.of(iteration.index).facts.update(weight=total))
 
     def backward(self, iteration: Iteration, microbatch: int) -> None:
+        with self._freezing.backward(microbatch):
+            self._backward(iteration, microbatch)
+
+    def _backward(self, iteration: Iteration, microbatch: int) -> None:
         if (taken := self._take(iteration, microbatch)) is None:
             return
         received, sent = taken
@@ -202,6 +209,10 @@ class StageTasks:
 
     def backward_input(self, iteration: Iteration, microbatch: int) -> None:
         """What the stages before wait for."""
+        with self._freezing.backward(microbatch):
+            self._backward_input(iteration, microbatch)
+
+    def _backward_input(self, iteration: Iteration, microbatch: int) -> None:
         if (taken := self._take(iteration, microbatch)) is None:
             return
         received, sent = taken
@@ -225,7 +236,8 @@ class StageTasks:
         begin()
         self._device.launching()
         begin_again()
-        with self._device.drawing, self._telling():
+        with self._freezing.backward(microbatch), self._device.drawing, self._telling():
+            self._freezing.taken(microbatch)
             split.finish()
         self._keep_gradients(lent)
 
@@ -237,6 +249,7 @@ class StageTasks:
             self._stage.drop(part.number)
             return None
         taken = self._stage.take(part.number)
+        self._freezing.taken(microbatch)
         self._device.launching()
         return taken
 

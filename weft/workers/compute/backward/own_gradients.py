@@ -15,12 +15,15 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
+from weft.workers.compute.backward.freezing import Freezing
+
 
 class OwnGradients:
     """parameters: the stage's."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._parameters = list(parameters)
+        self.freezing = Freezing(self._parameters)
         self._without = self._parameters  # that had no gradient yet in this iteration
 
     def begin(self, step: int) -> None:
