@@ -208,6 +208,22 @@ async def test_what_takes_long_to_prepare_is_told_and_nobody_is_killed(begin: Ca
     assert look.fed == []
 
 
+@pytest.mark.parametrize(
+    ("phase", "what"),
+    [
+        (Phase.PLANNING, "cpu-0 tries the model, whole and cut into stages, and measures it"),
+        (Phase.PREPARING, "cpu-0, loader-0 build the model and open the data"),
+    ],
+)
+def test_before_training_the_log_tells_what_takes_its_time(begin: Callable[..., Look], phase: Phase, what: str) -> None:
+    look = begin(phase)
+    look.look(hangs.NOTED_SECONDS)
+    assert look.log == []
+    look.look(4 * hangs.NOTED_SECONDS)
+    assert look.log == [f"{phase} has taken {seconds} s so far: {what}" for seconds in (15, 30, 60)]
+    assert look.run.hang is None
+
+
 def test_the_time_in_which_the_daemon_did_not_look_does_not_count(begin: Callable[..., Look]) -> None:
     look = begin()
     look.look(1)

@@ -32,6 +32,7 @@ from weft.scheduler.runs.run import Run
 from weft.transport.wire.frames import Message
 
 MAX_SECONDS: Final = 2.0  # that one look may add: they are a second apart, on a machine that keeps up
+NOTED_SECONDS: Final = 15.0  # that what goes before training takes, and each time twice as long: arbitrary
 SILENT_LOOKS: Final = 2  # that a worker has not answered; it takes a millisecond, and the daemon's next look
 LOOKED_AT: Final = (Phase.PLANNING, Phase.PREPARING, Phase.RUNNING, Phase.SAVING)
 
@@ -44,6 +45,7 @@ class Watch:
 
     mark: tuple[object, ...] = ()  # what changes whenever anything comes to an end
     quiet: float = 0.0  # seconds since it did
+    noted: float = 0.0  # of these, when the log said last that it goes on
     answers: dict[str, list[Message]] = field(default_factory=dict)  # by worker: how far its lanes are, as they said
     unanswered: dict[str, int] = field(default_factory=dict)  # by worker: looks since it was asked
     seen: tuple[SeenWorker, ...] = ()  # at the last look
@@ -118,9 +120,12 @@ class Hangs:
         mark = job.attempt, job.phase, len(job.waiting_for), sum(lane.finished for lane in job.lanes.values())
         if mark != watch.mark:
             self._note_end(job, run, watch)
-            watch.mark, watch.quiet = mark, 0.0
+            watch.mark, watch.quiet, watch.noted = mark, 0.0, 0.0
             return
         watch.quiet += passed
+        if watch.quiet >= max(NOTED_SECONDS, 2 * watch.noted) and (what := _what_goes_on(job)) is not None:
+            watch.noted = watch.quiet
+            run.files.log(f"{job.phase} has taken {watch.quiet:.0f} s so far: {what}")
         least = run.spec.job.hang_seconds * watch.patience(job)
         if watch.quiet < least or watch.is_told:
             return
@@ -214,6 +219,15 @@ class Hangs:
         run.files.log(f"stacks: {', '.join(f'stacks-{worker}.txt' for worker in pids)} in {run.files.path}")
         if hang.cause != "phase" and run.spec.job.on_hang == "restart" and watch.is_told:
             self._feed(WorkerHung(worker=hang.worker, job=job, attempt=attempt, message=hang.message))
+
+
+def _what_goes_on(job: Job) -> str | None:
+    """Before training: for whoever would ask."""
+    if job.phase is Phase.PLANNING:
+        return f"{job.workers[job.inspector]} tries the model, whole and cut into stages, and measures it"
+    if job.phase is Phase.PREPARING:
+        return f"{', '.join(sorted(job.waiting_for))} build the model and open the data"
+    return None
 
 
 def _too_long(what: str, waits: Sequence[str], watch: Watch, least: float) -> Hang | None:
