@@ -125,9 +125,9 @@ def test_numbers_may_be_numpys(runtime: Path, result: dict[str, Any]) -> None:
                 "exception": "ValueError",
                 "error": "Traceback\nValueError: no such class\n",
             },
-            "train-1 failed (user-error ValueError) after 3.0 s\nTraceback\nValueError: no such class",
+            "train-1 failed (user-error ValueError) after 3.00 s\nTraceback\nValueError: no such class",
         ),
-        ({"state": "cancelled", "reason": "cancelled"}, "train-1 cancelled after 3.0 s"),
+        ({"state": "cancelled", "reason": "cancelled"}, "train-1 cancelled after 3.00 s"),
     ],
 )
 def test_a_job_that_does_not_complete_raises_the_sentence_of_the_command(

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from weft.client.console import duration, ended_sentence, metrics, number, percent, progress_line, size
+from weft.client.console import ended_sentence, metrics, progress_line
+from weft.quantities import duration, number, percent, size
 
 PROGRESS = {
     "step": 120,
@@ -35,7 +36,7 @@ PROGRESS = {
         (999.6e-6, "1 ms"),
         (0.0045, "4.5 ms"),
         (0.9994, "999 ms"),
-        (0.9996, "1.0 s"),
+        (0.9996, "1.00 s"),
         (59.94, "59.9 s"),
         (59.96, "1 min 00 s"),
         (245.0, "4 min 05 s"),
@@ -65,6 +66,8 @@ def test_a_size_is_told_in_binary_units(num_bytes: int | None, text: str) -> Non
 
 def test_what_is_not_known_is_a_dash() -> None:
     assert (number(None), percent(None), metrics(None)) == ("-", "-", "")
+    numbers = 0.00012345, -3.14159, 9999.4, 56560.0, -123456.7, 2e12, float("inf")
+    assert [number(each) for each in numbers] == ["0.0001234", "-3.142", "9999", "56560", "-123457", "2e+12", "inf"]
 
 
 def test_a_line_of_progress_tells_all_of_an_interval() -> None:

@@ -6,12 +6,12 @@ text of full width. Nothing that comes from a job is read as markup.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TextIO
 
 from rich.console import Console
 
+from weft.quantities import duration, number, percent
 from weft.transport.wire.frames import Message
 
 PIPE_WIDTH = 10_000  # columns; a table in a pipe is as wide as it needs to be, and never cut
@@ -36,42 +36,6 @@ def make_console(stream: TextIO) -> Console:
         emoji=False,
         soft_wrap=True,
     )
-
-
-def duration(seconds: float | None) -> str:
-    """For people: 12 µs, 4.5 ms, 3.2 s, 4 min 05 s, 2 h 03 min, 3 d 04 h."""
-    if seconds is None or not math.isfinite(seconds):
-        return _NONE
-    if seconds < 0.9995e-3:
-        return f"{seconds * 1e6:.0f} µs"
-    if seconds < 0.9995:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    for unit, size, smaller, smaller_size in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // smaller_size:02d} {smaller}"
-    raise AssertionError("a minute is at least one unit")
-
-
-def size(num_bytes: float | None) -> str:
-    """In binary units: 512 B, 1.5 KiB, 24.0 MiB."""
-    if num_bytes is None:
-        return _NONE
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    return _NONE if value is None else f"{value:.{digits}g}"
-
-
-def percent(value: float | None) -> str:
-    return _NONE if value is None else f"{value:.1f} %"
 
 
 def metrics(values: Mapping[str, float] | None) -> str:

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from weft.client.console import duration, make_console, metrics, number, percent, progress_line, reported
+from weft.client.console import make_console, metrics, progress_line, reported
+from weft.quantities import duration, number, percent
 from weft.transport.wire.frames import Message
 
 MAX_PARTIAL_CHARS = 8192  # arbitrary: some hundred terminal lines

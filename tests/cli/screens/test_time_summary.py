@@ -126,8 +126,8 @@ def test_the_page_begins_with_the_bottleneck_and_has_every_section() -> None:
     )
     sections = [line.partition(":")[0] for line in lines if line.startswith(("Lanes", "Bubble", "Stalls", "Overlap"))]
     assert sections == ["Lanes", "Bubble", "Stalls", "Overlap"]
-    assert "cpu-0/compute  gradient  BACKWARD(1,0)  cpu-1/compute    3.0 s       30.0 %" in lines
-    assert ["cpu-0", "sync", "1.0", "s", "3.0", "s", "75.0", "%"] in [line.split() for line in lines]
+    assert "cpu-0/compute  gradient  BACKWARD(1,0)  cpu-1/compute   3.00 s       30.0 %" in lines
+    assert ["cpu-0", "sync", "1.00", "s", "3.00", "s", "75.0", "%"] in [line.split() for line in lines]
     assert "gaps     between tasks    50 ms  25.0 %" in lines
     assert lines[-2:] == [
         " 0 µs   0 µs  FORWARD(0,0)  cpu-0/compute    60 ms",

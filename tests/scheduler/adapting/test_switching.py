@@ -64,7 +64,7 @@ def test_a_gain_is_told_and_has_to_be_enough() -> None:
     assert not Gain(before_seconds=0.1, expected_seconds=0.1 / HYSTERESIS * 1.001).is_enough
     gain = Gain(before_seconds=1.0, expected_seconds=0.5)
     assert gain.is_enough
-    assert gain.told() == "500 ms an iteration expected instead of 1 s, 50 % less"
+    assert gain.told() == "500 ms an iteration expected instead of 1.00 s, 50 % less"
 
 
 def test_it_pays_if_it_saves_more_than_a_change_costs(switching: Switching) -> None:

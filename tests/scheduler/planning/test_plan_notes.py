@@ -240,8 +240,8 @@ def test_what_a_copy_of_each_iteration_takes_is_said_before_the_job_runs(
     (note,) = plan_notes(spec_of(recovery="iteration"), inspection, None)
     mib = 10 * (1 + UNKNOWN_STATE)
     assert note == (
-        f"snapshots: each iteration is copied, {mib} MiB in all, which would take a lane that had all of it "
-        f"{mib / 1024 * 1e3:.2g} ms more"
+        f"snapshots: each iteration is copied, {mib}.0 MiB in all, which would take a lane that had all of it "
+        f"{mib / 1024 * 1e3:.3g} ms more"
     )
     assert list(plan_notes(spec_of(recovery="snapshot"), inspection, None)) == []
     (note,) = plan_notes(spec_of(recovery="iteration"), inspection, "nothing can be copied")

@@ -32,7 +32,7 @@ def test_a_block_has_slack_and_the_next_slots_are_of_its_size(directory: Directo
     assert len(growing.grow(1, 0, 70)) == 1536
     assert len(growing.grow(2, 0, 1600)) == 2432
     assert growing.count == 3
-    assert growing.told() == "activation-0-0 from 6.1e-05 to 0.00232 MiB"
+    assert growing.told() == "activation-0-0 from 64 B to 2.4 KiB"
 
 
 def test_the_block_before_is_given_back(directory: Directory) -> None:

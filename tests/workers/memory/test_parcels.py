@@ -177,7 +177,7 @@ def test_what_does_not_fit_its_place_gets_a_larger_one_and_its_neighbours_stay_w
         for microbatch in range(2):
             assert all(map(same, reader.read(iteration, microbatch), sent))
     assert writer.growing.count > 0
-    assert writer.growing.told().startswith("activation-0-0 from 0.000122 to ")
+    assert writer.growing.told().startswith("activation-0-0 from 128 B to ")
     assert reader.growing.count == (writer.growing.count if memory == "device" else 0)
 
 

@@ -10,8 +10,8 @@ from rich.table import Table
 from weft.cli.doctor.facts import Facts
 from weft.cli.doctor.finding import Finding, counted
 from weft.cli.screens.display import make_table, plain_text
-from weft.client.console import duration, size
 from weft.machine.gpus import Gpu, Inventory
+from weft.quantities import duration, size
 from weft.transport.wire.frames import Message
 
 _STYLES = {"ok": "dim", "note": "yellow", "problem": "red"}

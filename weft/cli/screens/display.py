@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from weft.client.console import PIPE_WIDTH, duration, ended_sentence, metrics, number, percent, reason_text, size
+from weft.client.console import PIPE_WIDTH, ended_sentence, metrics, reason_text
 from weft.plan.kinds import MODES
+from weft.quantities import duration, number, percent, size
 from weft.transport.wire.frames import Message
 
 _STATE_STYLES = {"running": "green", "completed": "dim", "failed": "red", "cancelled": "dim", "recovering": "yellow"}

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from weft.cli.screens.toml_text import toml
-from weft.client.console import size
+from weft.quantities import size
 from weft.spec.job_spec import CheckpointSection, JobSection, ProfileSection, StopSection
 from weft.spec.strategy import Strategy
 from weft.transport.wire.frames import Message

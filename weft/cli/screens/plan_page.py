@@ -15,8 +15,8 @@ from rich.text import Text
 
 from weft.cli.screens.display import make_table, plain_text
 from weft.cli.screens.lane_bar import STYLES
-from weft.client.console import duration, number, percent, size
 from weft.plan.kinds import is_compute_lane
+from weft.quantities import duration, number, percent, size
 from weft.transport.wire.frames import Message
 
 MAX_CANDIDATES: Final = 8  # told beside the chosen one; --json has all

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from weft.cli.screens.display import fits, make_table, plain_text
-from weft.client.console import duration, percent
 from weft.plan.kinds import MODES
+from weft.quantities import duration, percent
 
 MAX_STEPS: Final = 60  # of the critical path; arbitrary: two screens, and --json has all of them
 LEAST_PERCENT: Final = 0.05  # of a lane's time: what rounds to 0.0 % is left out

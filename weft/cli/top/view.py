@@ -24,7 +24,8 @@ from weft.cli.screens.lane_bar import lane_bar
 from weft.cli.screens.path_chart import path_chart
 from weft.cli.screens.time_display import LEAST_PERCENT, iteration_sentence
 from weft.cli.top.state import View, num_busy, selected
-from weft.client.console import duration, number, percent, reason_text
+from weft.client.console import reason_text
+from weft.quantities import duration, number, percent
 from weft.transport.wire.frames import Message
 
 KEYS: Final = "q quit   ↑ ↓ select a job   p pause   ? help"

@@ -67,7 +67,8 @@ def _machine(source: str, directory: str) -> Mapping[str, int] | None:
 
 
 def _print(answer: Answer) -> None:
-    from weft.client.console import duration, make_console
+    from weft.client.console import make_console
+    from weft.quantities import duration
 
     console = make_console(sys.stdout)
     what = " ".join(answer.settings) or "as it ran"
@@ -89,7 +90,7 @@ def _print(answer: Answer) -> None:
 
 def headline(answer: Answer) -> str:
     """What is predicted, and how far that can be trusted, in one sentence."""
-    from weft.client.console import duration
+    from weft.quantities import duration
 
     doubt = f": {answer.doubt}" if answer.doubt else ""
     if not answer.settings:
@@ -100,7 +101,7 @@ def headline(answer: Answer) -> str:
 
 
 def _predicted(answer: Answer) -> str:
-    from weft.client.console import duration
+    from weft.quantities import duration
 
     low, high = duration(answer.predicted_low_seconds), duration(answer.predicted_high_seconds)
     return duration(answer.predicted_seconds) if answer.doubt is None else f"{low} to {high}"
@@ -112,7 +113,7 @@ def _outlooks(answer: Answer) -> list[Outlook]:
 
 def _table(answer: Answer) -> Table:
     from weft.cli.screens.display import make_table, plain_text
-    from weft.client.console import duration, percent
+    from weft.quantities import duration, percent
 
     outlooks = _outlooks(answer)
     changed = len(outlooks) > 1

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from weft.metrics.views.timeline import Bar, timeline_svg
 from weft.metrics.views.trace import in_order
+from weft.quantities import duration
 
 _MOMENTS: Final = {-1: "the iteration before", 0: "this iteration", 1: "the next iteration"}
 
@@ -15,7 +16,7 @@ def plan_svg(planned: Mapping[str, Any]) -> str:
     """planned: as weft/scheduler/planning/choosing/told.py has it. No row for a lane that does nothing."""
     lanes = {lane["lane"]: [_bar(task) for task in lane["tasks"]] for lane in planned["timeline"] if lane["tasks"]}
     seconds = planned["predicted_iteration_seconds"]
-    title = f"{planned['title']}: {seconds * 1e3:.3g} ms for an iteration, as predicted"
+    title = f"{planned['title']}: {duration(seconds)} for an iteration, as predicted"
     return timeline_svg({lane: lanes[lane] for lane in in_order(list(lanes))}, title=title, seconds=(0.0, seconds))
 
 

@@ -19,6 +19,7 @@ from matplotlib.ticker import MaxNLocator
 
 from weft.metrics.recording.step_log import StepLog
 from weft.plan.kinds import STALL_MODES
+from weft.quantities import duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -126,7 +127,9 @@ def _iteration_time(axes: Axes, log: StepLog, limit_seconds: float | None) -> No
     _line(axes, points, LINE, "measured")
     if limit_seconds:
         limit = limit_seconds * factor
-        axes.axhline(limit, color=LIMIT, linestyle="--", linewidth=1.2, label=f"limit of the graph, {limit:.3g} {unit}")
+        axes.axhline(
+            limit, color=LIMIT, linestyle="--", linewidth=1.2, label=f"limit of the graph, {duration(limit_seconds)}"
+        )
     axes.set_ylabel(f"iteration time ({unit})")
     axes.set_ylim(bottom=0)
     _cut(axes, [value for _, value in points], at_least=1.25 * (limit_seconds or 0.0) * factor)

@@ -12,6 +12,7 @@ from weft.metrics.views.timeline import STALL, Bar, bar_label, timeline_svg
 from weft.metrics.views.trace import in_order
 from weft.plan.kinds import BUSY_MODES, FIRST_STALL, MODES, Kind
 from weft.plan.rows import Row
+from weft.quantities import duration
 
 
 def window_svg(recording: Recording, window: Window) -> str:
@@ -47,10 +48,10 @@ class _Picture:
 
     def _title(self) -> str:
         window, facts = self._window, self._recording.facts
-        mean = (window.end_ns - window.start_ns) / window.num_iterations / 1e6
-        title = f"{self._recording.job}: {mean:.3g} ms for an iteration"
+        mean = (window.end_ns - window.start_ns) / window.num_iterations / 1e9
+        title = f"{self._recording.job}: {duration(mean)} for an iteration"
         predicted = facts.get("predicted_iteration_seconds")
-        return title + (f", {predicted * 1e3:.3g} ms planned" if predicted else "")
+        return title + (f", {duration(predicted)} planned" if predicted else "")
 
     def _bars(self, lane: str, rows: Sequence[Row]) -> Iterator[Bar]:
         begin, tasks = self._window.start_ns, self._recording.tasks

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from weft.quantities import duration
+
 FIRST: Final = 64  # steps of an attempt before its tasks' times are looked at: the first ones build what others use
 SAMPLE: Final = 32  # steps; of as many a median does not see what a few of them were held up by
 HYSTERESIS: Final = 1.1  # a prediction is off by 5 % half of the time (benchmarks/plan_accuracy.py), and there are two
@@ -40,7 +42,7 @@ class Gain:
 
     def told(self) -> str:
         share = 100 * (1 - self.expected_seconds / self.before_seconds)
-        before, expected = _told(self.before_seconds), _told(self.expected_seconds)
+        before, expected = duration(self.before_seconds), duration(self.expected_seconds)
         return f"{expected} an iteration expected instead of {before}, {share:.0f} % less"
 
 
@@ -69,9 +71,9 @@ class Change:
         if self.iteration_seconds is None:
             return
         change = 100 * (self.iteration_seconds / self.gain.before_seconds - 1)
-        took = "" if self.seconds is None else f"; the change took {_told(self.seconds)}"
+        took = "" if self.seconds is None else f"; the change took {duration(self.seconds)}"
         yield (
-            f"the other plan takes {_told(self.iteration_seconds)} an iteration, {abs(change):.0f} % "
+            f"the other plan takes {duration(self.iteration_seconds)} an iteration, {abs(change):.0f} % "
             f"{'more' if change > 0 else 'less'} than the one before{took}"
         )
 
@@ -145,7 +147,3 @@ class Switching:
 
     def told(self) -> list[str]:
         return [line for change in self.changes for line in change.told()]
-
-
-def _told(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from weft.plan.plan import Plan
+from weft.quantities import duration
 from weft.scheduler.core import dispatch, events, outcomes, queue
 from weft.scheduler.core.back_off import back_off
 from weft.scheduler.core.ending import Ending
@@ -84,7 +85,7 @@ class Starting(Ending):
             job.adjustments = job.adjustments or event.checkpoint.adjusted
         return [
             *self._let_go_of_others(job, event.plan),
-            *self._prepare(job, f"planned: {event.plan.limit_seconds * 1e3:.3g} ms an iteration at best", event.plan),
+            *self._prepare(job, f"planned: {duration(event.plan.limit_seconds)} an iteration at best", event.plan),
         ]
 
     def _let_go_of_others(self, job: Job, plan: Plan) -> list[Command]:

@@ -22,6 +22,7 @@ from weft.plan.kinds import Kind
 from weft.plan.placement import Cuts, Placement
 from weft.plan.plan import Plan
 from weft.plan.schedules.schedule import Schedule
+from weft.quantities import duration, size
 from weft.scheduler.planning.memory import snapshot_bytes
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.placing import why_not_resident
@@ -112,8 +113,8 @@ def _copies_note(inspection: Inspection) -> str:
     num_bytes = snapshot_bytes(inspection)
     seconds = num_bytes / inspection.copy_bytes_per_second
     return (
-        f"snapshots: each iteration is copied, {num_bytes / 2**20:.3g} MiB in all, which would take a lane that had "
-        f"all of it {seconds * 1e3:.2g} ms more"
+        f"snapshots: each iteration is copied, {size(num_bytes)} in all, which would take a lane that had "
+        f"all of it {duration(seconds)} more"
     )
 
 
@@ -188,8 +189,8 @@ def lines_of_plan(plan: Plan, workers: tuple[str, ...]) -> Iterator[str]:
     parts = "1 microbatch" if plan.microbatches == 1 else f"{plan.microbatches} microbatches"
     yield (
         f"plan: {plan.schedule}, {parts}, {plan.summary(workers)}; "
-        f"predicted {plan.predicted_iteration_seconds * 1e3:.3g} ms an iteration "
-        f"(limit {plan.limit_seconds * 1e3:.3g} ms)"
+        f"predicted {duration(plan.predicted_iteration_seconds)} an iteration "
+        f"(limit {duration(plan.limit_seconds)})"
     )
     yield from plan.notes
     if doubt := doubt_of_batch(plan.itinerary):

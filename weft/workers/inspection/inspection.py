@@ -27,6 +27,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from weft.machine.free_memory import free_memory
 from weft.plan.itinerary import Itinerary
+from weft.quantities import duration, size
 from weft.spec.candidates import candidates, is_undecided, looked_at, on_one_worker, with_parts
 from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import ONE_CORE, Host
@@ -141,7 +142,7 @@ def _why_not_worth_it(alone: JobSpec, facts: Mapping[str, Any], load_seconds: fl
     least = max(WORTH_SECONDS, WORTH_TIMES * (LOADS * load_seconds + LOOKS * step_seconds))
     if seconds >= least:
         return None
-    return f"some {seconds:.2g} s of training are too few to look for another (from {least:.2g} s on)"
+    return f"some {duration(seconds)} of training are too few to look for another (from {duration(least)} on)"
 
 
 def _of_choices(
@@ -191,7 +192,7 @@ def _named(error: Exception) -> str:
 
 
 def _no_room(loaded: int) -> str:
-    return f"each replica would have data and a model of its own, {loaded / 2**20:.3g} MiB, and memory is short"
+    return f"each replica would have data and a model of its own, {size(loaded)}, and memory is short"
 
 
 def inspect_threaded(

@@ -16,6 +16,7 @@ import torch
 from weft.machine.free_memory import free_memory
 from weft.plan.division import sizes_that_occur
 from weft.plan.itinerary import Itinerary
+from weft.quantities import size as in_units
 from weft.spec.job_spec import JobSpec
 from weft.workers.compute.backward.saved import SavedBytes
 from weft.workers.compute.stage import computing_in
@@ -69,8 +70,8 @@ def most_with_room(
     if fitting[-1] == largest[-1]:
         return largest[-1], None
     return fitting[-1], (
-        f"to try a microbatch of {largest[-1]} samples takes some {needed[largest[-1]] / 2**20:.4g} MiB, and "
-        f"{free / 2**20:.4g} are free"
+        f"to try a microbatch of {largest[-1]} samples takes some {in_units(needed[largest[-1]])}, and "
+        f"{in_units(free)} are free"
     )
 
 

@@ -18,6 +18,7 @@ import torch
 
 from weft.machine.free_memory import SharedMemoryFull
 from weft.plan.plan import Ring
+from weft.quantities import size
 from weft.transport.memory.arena import aligned
 from weft.transport.memory.blocks import Wanted
 from weft.transport.memory.directory import Directory
@@ -95,7 +96,7 @@ class Growing:
         planned, now = self._ring.slot_bytes, self._ring.slot_bytes
         for number, num_bytes in self._sizes.items():
             now += num_bytes - self._ring.values[number].num_bytes
-        return f"{self._ring.name} from {planned / 2**20:.3g} to {now / 2**20:.3g} MiB"
+        return f"{self._ring.name} from {size(planned)} to {size(now)}"
 
     def _made(self, number: int, name: str, num_bytes: int) -> torch.Tensor:
         try:

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, Final
 
 from weft.plan.itinerary import Itinerary
+from weft.quantities import duration
 from weft.spec.admission import problem_of_spec, without_remedy
 from weft.spec.candidates import looked_at, with_units
 from weft.spec.job_spec import JobSpec
@@ -72,7 +73,7 @@ class Looks:
         if crowded is not None:  # what compiled units keep nobody can tell before they run
             return {"uncompiled": crowded}
         if eager_seconds < LEAST_SECONDS:
-            few = f"some {eager_seconds:.2g} s of training are too few to make kernels for"
+            few = f"some {duration(eager_seconds)} of training are too few to make kernels for"
             return {"uncompiled": f"{few} (from {LEAST_SECONDS:g} s on)"}
         try:
             self.keep_kernels()

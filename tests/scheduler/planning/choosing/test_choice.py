@@ -276,7 +276,7 @@ def test_for_memory_the_plan_is_chosen_whose_largest_worker_is_smallest(
     assert len(known) == len(choice.considered)
     assert choice.considered[0].memory_bytes == min(known)
     assert choice.plan.stages[0].worker != choice.plan.stages[-1].worker
-    assert "MiB in its fullest worker" in choice.lines[0]
+    assert "KiB in its fullest worker" in choice.lines[0]
 
 
 @pytest.mark.days(3)

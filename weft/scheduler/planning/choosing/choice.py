@@ -18,6 +18,8 @@ from typing import Final
 
 from weft.plan.inspection import Inspection
 from weft.plan.plan import Plan
+from weft.quantities import duration, size
+from weft.quantities import number as in_digits
 from weft.scheduler.planning.choosing.bounds import least_seconds
 from weft.scheduler.planning.choosing.resting import comes_to_rest, rested
 from weft.scheduler.planning.choosing.titles import title_of
@@ -127,8 +129,8 @@ def _why_cores_are_taken(inspection: Inspection) -> str | None:
     if known is None or together <= TAKEN * own:
         return None
     return (
-        f"other programs seem to have some of its cores: a batch takes {together * 1e3:.3g} ms with {known.threads} "
-        f"threads and {own * 1e3:.3g} ms with one worker's"
+        f"other programs seem to have some of its cores: a batch takes {duration(together)} with {known.threads} "
+        f"threads and {duration(own)} with one worker's"
     )
 
 
@@ -295,13 +297,13 @@ def lines_of(ranked: Sequence[Considered], inspection: Inspection) -> Iterator[s
     assert best.memory_bytes is not None
     begins = f"{_BY_DEFAULT}: auto chose" if best.spec.by_default else "auto:"
     yield (
-        f"{begins} {best.title}, {best.seconds * 1e3:.3g} ms an iteration predicted, "
-        f"{min(best.spec.job.batch_size, inspection.num_train) / best.seconds:.4g} samples/s"
-        + (f", {best.memory_bytes / 2**20:.3g} MiB in its fullest worker" if best.spec.plan_for == "memory" else "")
+        f"{begins} {best.title}, {duration(best.seconds)} an iteration predicted, "
+        f"{in_digits(min(best.spec.job.batch_size, inspection.num_train) / best.seconds)} samples/s"
+        + (f", {size(best.memory_bytes)} in its fullest worker" if best.spec.plan_for == "memory" else "")
     )
     simulated = [(each.title, each.seconds) for each in others if each.seconds is not None]
     told = [
-        f"{title} {seconds * 1e3:.3g} ms ({100 * (seconds / best.seconds - 1):+.0f} %)"
+        f"{title} {duration(seconds)} ({100 * (seconds / best.seconds - 1):+.0f} %)"
         for title, seconds in simulated[:MAX_TOLD]
     ]
     yield f"auto: next are {'; '.join(told)}" if told else "auto: there is no other that can be"

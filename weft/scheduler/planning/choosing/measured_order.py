@@ -15,6 +15,7 @@ from weft.plan.plan import Plan
 from weft.plan.schedules.greedy import ALIKE, Seconds, fastest
 from weft.plan.schedules.named import SCHEDULES
 from weft.plan.schedules.schedule import Pass, Schedule
+from weft.quantities import duration
 from weft.scheduler.planning.partition import PlanError
 from weft.spec.strategy import Strategy
 
@@ -89,7 +90,7 @@ def _noted(made: Plan, name: str, named: Plan) -> Plan:
         return replace(named, notes=(*named.notes, note))
     gain = 100 * (1 - takes / took)
     note = (
-        f"measured: the order that was made of this model's times takes {takes * 1e3:.3g} ms an iteration in the "
-        f"simulator, {gain:.0f} % less than the best named one, {name} ({took * 1e3:.3g} ms)"
+        f"measured: the order that was made of this model's times takes {duration(takes)} an iteration in the "
+        f"simulator, {gain:.0f} % less than the best named one, {name} ({duration(took)})"
     )
     return replace(made, notes=(*made.notes, note))

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from weft.plan.inspection import Inspection
 from weft.plan.plan import Plan
+from weft.quantities import duration
 from weft.scheduler.planning.choosing.choice import AS_GOOD, Considered, MakePlan, best_of, simulated, trains_alike
 from weft.scheduler.planning.choosing.titles import title_of
 from weft.scheduler.planning.resized import resized
@@ -69,7 +70,7 @@ class Roles:
         others = [each.role for each in self.roles if each.why_not == _NOT_MEASURED]
         worth = "" if self.best is None else f", worth most {_as(self.best)}"
         return (
-            f"cpu: beside {self.title} ({self.predicted_iteration_seconds * 1e3:.3g} ms an iteration){worth}: "
+            f"cpu: beside {self.title} ({duration(self.predicted_iteration_seconds)} an iteration){worth}: "
             + ", ".join(known)
             + (f"; `weft plan` measures the {' and the '.join(others)}" if others else "")
         )

@@ -17,6 +17,7 @@ from typing import Final
 
 from weft.plan.inspection import Inspection
 from weft.plan.itinerary import Itinerary
+from weft.quantities import duration
 from weft.scheduler.planning.choosing.choice import Choice, MakePlan, choose, lines_of, ranked_behind
 from weft.scheduler.planning.partition import PlanError
 from weft.spec.admission import without_remedy
@@ -76,8 +77,8 @@ class _Weighed:
         return self.compiled_seconds * WORTH_IT <= self.eager_seconds
 
     def told(self) -> str:
-        eager, compiled = f"{self.eager_seconds:.3g} s", f"{self.compiled_seconds:.3g} s"
-        ready = f"{self.ready_seconds:.2g} s to have kernels ready counted"
+        eager, compiled = duration(self.eager_seconds), duration(self.compiled_seconds)
+        ready = f"{duration(self.ready_seconds)} to have kernels ready counted"
         if self.pays:
             return (
                 f"units are compiled: {self.steps} steps are predicted to take {compiled} ({ready}), and {eager} eager"
