@@ -67,9 +67,9 @@ class CountedElsewhere:
     is as old as the attempt, and what a step wrote there the others would not have."""
 
     def __init__(self, model: nn.Module, names: Collection[str]) -> None:
-        """names: of attributes, behind that of their module."""
-        places = ((name, *name.rpartition(".")) for name in names)
-        self._names = {(model.get_submodule(path), key): name for name, path, _, key in places}
+        """names: of attributes, behind that of their module, which a forward may have to make first."""
+        modules, places = dict(model.named_modules()), ((name, *name.rpartition(".")) for name in names)
+        self._names = {(modules[path], key): name for name, path, _, key in places if path in modules}
         self._watching = contextlib.ExitStack()
         self._watching.enter_context(_watched(self, self._names))
 
