@@ -50,7 +50,7 @@ def test_what_a_run_reads_before_it_writes_is_noted_by_module_of_a_class_and_of_
 
 def test_watchers_of_one_class_may_end_in_any_order() -> None:
     first, second = Counting(), Counting()
-    guards = CountedElsewhere(first, ["calls"]), CountedElsewhere(second, ["calls"])
+    guards = CountedElsewhere(first, ["calls"], []), CountedElsewhere(second, ["calls"], [])
     guards[0].close()
     with running():
         assert first.calls == 0
@@ -62,7 +62,7 @@ def test_watchers_of_one_class_may_end_in_any_order() -> None:
 
 def test_what_other_stages_count_is_neither_read_nor_written_by_a_step_and_not_read_where_somebody_asks() -> None:
     model = nn.Sequential(Child())
-    guard = CountedElsewhere(model, ["0.calls", "0.steps", "1.calls"])  # it has no 1 yet
+    guard = CountedElsewhere(model, ["0.calls", "0.steps", "1.calls"], ["0.calls"])  # it has no 1 yet
     inner = model[0]
     assert isinstance(inner, Child)
     inner.calls = 3  # by train(), say
@@ -79,3 +79,22 @@ def test_what_other_stages_count_is_neither_read_nor_written_by_a_step_and_not_r
     guard.close()
     inner.steps = 1
     assert vars(inner)["steps"] == 1
+
+
+def test_what_stages_before_count_too_is_counted_where_they_are_in_the_step() -> None:
+    model = Counting()
+    guard = CountedElsewhere(model, [], ["calls"])
+    with running():
+        playing.lines = object()  # the stage's own call has not begun
+        model.calls += 1
+        playing.lines = None
+        assert model.calls == 1
+        with pytest.raises(
+            WorkloadError, match=r"^the attribute 'calls' is changed where stages have left the step that"
+        ):
+            model.calls = 0
+        with of_no_run():
+            model.calls = 0
+    model.calls += 1
+    assert model.calls == 1
+    guard.close()

@@ -75,7 +75,7 @@ class CutStage(Stage):
         receives, or to the batch, which neither a slot nor an autograd leaf allows. draws: from torch's generator.
         seeds_others: it draws from Python's or numpy's, too. parts: where the first forward may still have to wait."""
         self._model = model = part.model
-        self._elsewhere = CountedElsewhere(model, part.counted_elsewhere)
+        self._elsewhere = CountedElsewhere(model, part.counted_elsewhere, part.counted_before)
         self._learns = True
         self._cut = cut
         self._steps = {True: training_step(workload), False: validation_step(workload)}  # by whether it learns

@@ -65,13 +65,13 @@ def own_parts(
     found: list[OwnPart] = []
     taken: set[int] = set()
     for plan in view.stages:
-        counted_elsewhere = {name for stage in view.first_stages for name in stage.counts}.difference(plan.counts)
-        own, part = workload, part_of(workload, plan, counted_elsewhere)
+        counted = _counted_by_others(plan, view.first_stages)
+        own, part = workload, part_of(workload, plan, *counted)
         held = {id(parameter) for parameter in part.parameters()}
         if held & taken or (found and isinstance(part, CallPart)):
             own = again()
             check_built(own.model, view.first_stages)
-            part = part_of(own, plan, counted_elsewhere)
+            part = part_of(own, plan, *counted)
         taken |= held
         modules = modules_of(own.model)
         skipped = unpickled(view.skipped_calls, device, modules) if isinstance(part, CallPart) else None
@@ -79,11 +79,20 @@ def own_parts(
     return found
 
 
-def part_of(workload: Workload, stage: StagePlan, counted_elsewhere: Collection[str] = ()) -> ModelPart:
-    """What stands beside the model is the last stage's, where the loss is. counted_elsewhere: as of CallPart."""
+def _counted_by_others(plan: StagePlan, stages: Sequence[StagePlan]) -> tuple[set[str], set[str]]:
+    """Names of attributes that the stage does not change, and another one does; and those that one before it does."""
+    elsewhere = {name for stage in stages for name in stage.counts}.difference(plan.counts)
+    return elsewhere, {name for stage in stages if stage.last <= plan.first for name in stage.counts}
+
+
+def part_of(
+    workload: Workload, stage: StagePlan, counted_elsewhere: Collection[str] = (), counted_before: Collection[str] = ()
+) -> ModelPart:
+    """What stands beside the model is the last stage's, where the loss is. counted_elsewhere, counted_before: as of
+    CallPart."""
     if is_cut_by_calls(workload):
         beside = {} if stage.ends is not None else modules_beside(workload)
-        return CallPart(workload.model, stage.state, stage.changing, beside, counted_elsewhere)
+        return CallPart(workload.model, stage.state, stage.changing, beside, counted_elsewhere, counted_before)
     made = [Unit(number, *unit) for number, unit in enumerate(units(workload.model))]
     beside = {} if stage.last < len(made) else modules_beside(workload)
     return UnitPart(made[stage.first : stage.last], stage.changing, beside)
@@ -146,11 +155,13 @@ class CallPart(ModelPart):
         changing: Collection[str] = (),
         beside: Mapping[str, nn.Module] | None = None,
         counted_elsewhere: Collection[str] = (),
+        counted_before: Collection[str] = (),
     ) -> None:
         """names: the first of each tensor. changing: of parameters that count as buffers. beside: modules beside the
-        model. counted_elsewhere: names of attributes that other stages alone change."""
+        model. counted_elsewhere: names of attributes that other stages alone change. counted_before: of those that
+        stages before it change, too."""
         self.model = model
-        self.counted_elsewhere = counted_elsewhere
+        self.counted_elsewhere, self.counted_before = counted_elsewhere, counted_before
         self._beside = beside or {}
         self.names = tuple(names)
         known = dict(named_tensors(model))

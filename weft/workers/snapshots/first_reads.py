@@ -64,14 +64,19 @@ def asking() -> Iterator[None]:
 
 class CountedElsewhere:
     """Attributes that other stages change, and this one, when it was tried, neither changed nor read: what it has there
-    is as old as the attempt, and what a step wrote there the others would not have."""
+    is as old as the attempt, and what a step wrote there the others would not have. Those that the stages before change
+    as this one does are not to be changed where they have left the step."""
 
-    def __init__(self, model: nn.Module, names: Collection[str]) -> None:
-        """names: of attributes, behind that of their module, which a forward may have to make first."""
-        modules, places = dict(model.named_modules()), ((name, *name.rpartition(".")) for name in names)
-        self._names = {(modules[path], key): name for name, path, _, key in places if path in modules}
+    def __init__(self, model: nn.Module, names: Collection[str], before: Collection[str]) -> None:
+        """names, before: of attributes, behind that of their module, which a forward may have to make first; those that
+        this stage does not change, and those that a stage before does."""
+        modules = dict(model.named_modules())
+        places = ((name, *name.rpartition(".")) for name in {*names, *before})
+        found = {(modules[path], key): name for name, path, _, key in places if path in modules}
+        self._names = {attribute: name for attribute, name in found.items() if name in names}
+        self._before = {attribute: name for attribute, name in found.items() if name not in names}
         self._watching = contextlib.ExitStack()
-        self._watching.enter_context(_watched(self, self._names))
+        self._watching.enter_context(_watched(self, found))
 
     def close(self) -> None:
         self._watching.close()
@@ -87,6 +92,12 @@ class CountedElsewhere:
     def note_written(self, attribute: Attribute) -> bool:
         if not _asking.asks:  # what that changes is told elsewhere
             self.note_read(attribute)
+        if attribute in self._before and playing.run is not None and playing.lines is None:
+            raise WorkloadError(
+                f"the attribute {self._before[attribute]!r:.80} is changed where stages have left the step that change "
+                "it, too, and was not when the step was tried; keep it in a buffer, change it before the first call of "
+                "the step, or use strategy.stages = 1"
+            )
         return not (playing.tries and attribute in self._names)  # which counts nowhere
 
 
