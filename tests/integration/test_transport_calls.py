@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import runpy
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ COUNTING = """
 import multiprocessing.reduction as reduction, os, pickle
 import torch, weft
 
-counts = dict(calls=0, pickles=0, blocks=0)
+counts = dict(pickles=0, blocks=0)
+calls = dict.fromkeys(("first stage", "last stage", "loader"), 0)  # the worker that inspects loads some samples, too
 original_dumps, original_block = reduction.ForkingPickler.dumps, torch.UntypedStorage._new_shared
 
 def dumps(*arguments, **options):
@@ -36,9 +38,9 @@ def new_shared(*arguments, **options):
 reduction.ForkingPickler.dumps, torch.UntypedStorage._new_shared = dumps, new_shared
 
 def say(where, at):
-    counts["calls"] += 1
-    if counts["calls"] in at:
-        print(where, "has pickled", counts["pickles"], "and allocated", counts["blocks"], flush=True)
+    calls[where] += 1
+    if calls[where] in at:
+        print(os.getpid(), where, "has pickled", counts["pickles"], "and allocated", counts["blocks"], flush=True)
 
 class Told(torch.nn.Module):
     def __init__(self, at):
@@ -61,7 +63,7 @@ class Data(torch.utils.data.Dataset):
 def workload(steps, gate):
     def loss(output, target):
         say("last stage", {30, 8 * steps})
-        if counts["calls"] == 8 * steps:
+        if calls["last stage"] == 8 * steps:
             pass_gate(gate, "of the end")
         return torch.nn.functional.mse_loss(output, target)
 
@@ -95,7 +97,9 @@ def counts_of(daemon: Any, strategy: dict[str, Any], steps: int) -> tuple[int, l
         gate.open()
     assert daemon.client.wait(job, SECONDS)["state"] == "completed"
     log = daemon.log_of(job)
-    return calls[f"{job}@1"], re.findall(r"(\w+(?: stage)?) has pickled (\d+ and allocated \d+)", log)
+    said = re.findall(r"(\d+) (\w+(?: stage)?) has pickled (\d+ and allocated \d+)", log)
+    both = Counter((pid, where) for pid, where, _ in said)  # who inspects may say so early, and never again
+    return calls[f"{job}@1"], [(where, what) for pid, where, what in said if both[pid, where] > 1]
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,7 @@ def test_slots_grow_and_it_is_told(with_devices: Any, name: str) -> None:
     if name == "images":
         assert "loader-0" not in told, "those of all sizes were among the first"
         return
-    assert re.fullmatch(r"batch-0 from \S+ to \S+ MiB", told["loader-0"])
+    assert re.fullmatch(r"batch-0 from \S+ (B|KiB) to \S+ KiB", told["loader-0"])
     assert told["cpu-0"].startswith("activation-0-0 from ")
     assert all(0 < int(count) < 20 for _, count, _ in grown)
 
