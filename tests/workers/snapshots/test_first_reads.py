@@ -97,4 +97,10 @@ def test_what_stages_before_count_too_is_counted_where_they_are_in_the_step() ->
             model.calls = 0
     model.calls += 1
     assert model.calls == 1
+    with running():  # it begins anew with each run, as a factor of pooling does
+        playing.lines = object()
+        model.calls = 1
+        playing.lines = None
+        model.calls *= 2
+    assert model.calls == 2
     guard.close()

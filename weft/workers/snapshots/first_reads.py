@@ -75,6 +75,8 @@ class CountedElsewhere:
         found = {(modules[path], key): name for name, path, _, key in places if path in modules}
         self._names = {attribute: name for attribute, name in found.items() if name in names}
         self._before = {attribute: name for attribute, name in found.items() if name not in names}
+        self._run: object | None = None
+        self._set_anew: dict[Attribute, bool] = {}  # whether the run has begun so, before the stage's own part
         self._watching = contextlib.ExitStack()
         self._watching.enter_context(_watched(self, found))
 
@@ -82,6 +84,7 @@ class CountedElsewhere:
         self._watching.close()
 
     def note_read(self, attribute: Attribute) -> None:
+        self._goes_by_earlier(attribute, read=True)
         if attribute in self._names and (playing.run is not None or _asking.asks):
             raise WorkloadError(
                 f"the attribute {self._names[attribute]!r:.80} is used in the process of a stage that does not change "
@@ -90,15 +93,24 @@ class CountedElsewhere:
             )
 
     def note_written(self, attribute: Attribute) -> bool:
-        if not _asking.asks:  # what that changes is told elsewhere
+        if attribute in self._names and not _asking.asks:  # what that changes is told elsewhere
             self.note_read(attribute)
-        if attribute in self._before and playing.run is not None and playing.lines is None:
+        if self._goes_by_earlier(attribute, read=False) and playing.lines is None:
             raise WorkloadError(
                 f"the attribute {self._before[attribute]!r:.80} is changed where stages have left the step that change "
                 "it, too, and was not when the step was tried; keep it in a buffer, change it before the first call of "
                 "the step, or use strategy.stages = 1"
             )
         return not (playing.tries and attribute in self._names)  # which counts nowhere
+
+    def _goes_by_earlier(self, attribute: Attribute, *, read: bool) -> bool:
+        """Whether this run goes by what an earlier one has left there, of what the stages before change, too."""
+        if attribute not in self._before or playing.run is None:
+            return False
+        if self._run is not playing.run:
+            self._run = playing.run
+            self._set_anew.clear()
+        return not self._set_anew.setdefault(attribute, not read and playing.lines is not None)
 
 
 class _Watching(Protocol):
