@@ -15,7 +15,6 @@ from weft.quantities import duration, number, percent
 from weft.transport.wire.frames import Message
 
 PIPE_WIDTH = 10_000  # columns; a table in a pipe is as wide as it needs to be, and never cut
-_NONE = "-"
 
 
 class _Console(Console):

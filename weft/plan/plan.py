@@ -243,7 +243,8 @@ class Plan:
     @property
     def has_ways(self) -> bool:
         """Whether any bucket's way may change as the job runs."""
-        return any(each.route is Route.EITHER for each in getattr(self.synchronisation, "buckets", ()))
+        sync = self.synchronisation
+        return sync is not None and any(bucket.route is Route.EITHER for bucket in sync.buckets)
 
     @property
     def is_adjusted(self) -> bool:
@@ -387,8 +388,7 @@ class Plan:
 
 
 def num_snapshot_places(*, each: bool, checkpoints: bool, best: bool) -> int:
-    """One is whole while another is written, and where each iteration has one the next is told ahead; one that goes to
-    the disk; and one that may turn out the best."""
+    """One whole, one written, one told ahead where each iteration has one; one for the disk, and one for the best."""
     return 2 + each + checkpoints + best
 
 

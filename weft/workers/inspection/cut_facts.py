@@ -345,7 +345,7 @@ class CutInspection:
         timed = CutTimes(trial, together, partial(run_as_it_is, seed=self._seed), self._spec)
         trial.counts = self._learns and not self._spec.strategy.compile
         times = timed.of(self._largest, TIMED_RUNS)
-        for first, kept_bytes, counts in zip(bounds, trial.kept_bytes, trial.counts_of_stages(), strict=True):
+        for first, kept_bytes, counts in zip(bounds, trial.kept_bytes, trial.left_by_stages(), strict=True):
             units[first] |= {"kept_bytes": kept_bytes, "counts": counts}
         for unit in self._writing:
             units[unit]["in_place"] = True

@@ -171,7 +171,7 @@ class CutTrial:
         (stage,) = self._stages
         return stage.attributes.left(self._attributes)
 
-    def counts_of_stages(self) -> list[list[str]]:
+    def left_by_stages(self) -> list[list[str]]:
         """Of each stage: names of what `left` tells that its runs have left."""
         names = {module: name for name, module in self._model.named_modules()}
         return [

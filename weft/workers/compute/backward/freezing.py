@@ -19,6 +19,7 @@ class Freezing:
         self._parameters = parameters
         self._before: dict[int, _Flags] = {}  # by microbatch, which require a gradient before its forward
         self._behind: dict[int, _Flags] = {}
+        self._moves = False  # whether any of them has, since before the forward of this backward
 
     @contextlib.contextmanager
     def forward(self, microbatch: int) -> Iterator[None]:
@@ -30,7 +31,12 @@ class Freezing:
     def backward(self, microbatch: int) -> Iterator[None]:
         """They are as before the forward, and behind it they are as now again."""
         now = self._now()
-        self._set(self._before.get(microbatch, now))
+        before = self._before.get(microbatch, now)
+        self._moves = not before == self._behind.get(microbatch, now) == now
+        if not self._moves:
+            yield
+            return
+        self._set(before)
         try:
             yield
         finally:
@@ -38,15 +44,13 @@ class Freezing:
 
     def taken(self, microbatch: int) -> None:
         """In a backward: its forward has run, or has run again."""
-        if (flags := self._behind.get(microbatch)) is not None:
+        if self._moves and (flags := self._behind.get(microbatch)) is not None:
             self._set(flags)
 
     def _now(self) -> _Flags:
         return [each.requires_grad for each in self._parameters]
 
     def _set(self, flags: _Flags) -> None:
-        now = self._now()
-        if flags != now:
-            for parameter, was, flag in zip(self._parameters, now, flags, strict=True):
-                if was is not flag:
-                    parameter.requires_grad_(flag)
+        for parameter, flag in zip(self._parameters, flags, strict=True):
+            if parameter.requires_grad is not flag:
+                parameter.requires_grad_(flag)
