@@ -105,6 +105,8 @@ def sliced_job(spec: JobSpec, *, warm: int, workers: int = 2, stand_ins: int = 0
         while (shown := client.show(job))["step"] < warm:
             assert shown["state"] not in ("failed", "cancelled", "completed"), shown
             time.sleep(0.05)
+        while not _iterations(shown["run_dir"]):  # written twice a second, behind what the daemon knows
+            time.sleep(0.05)
         made = SlicedJob(client, psutil.Process(client.status()["pid"]), job)
         made.stop()
         try:
