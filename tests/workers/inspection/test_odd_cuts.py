@@ -440,3 +440,38 @@ def test_a_unit_writes_to_what_it_is_given_where_it_does_so_with_some_draws(seed
     """A stage then works on copies. Without, the job failed where autograd refuses to write to a leaf."""
     units = told_of(Parts(written_to_at_times), seed=seed)["units"]
     assert {unit["name"]: unit["in_place"] for unit in units}["second"]
+
+
+class Told(nn.Module):
+    """One writes to a dict what another one goes by, if it is there."""
+
+    def __init__(self, memo: dict[int, float], writes: list[int], reads: list[int]) -> None:
+        super().__init__()
+        self.line, self.memo, self.writes, self.reads = nn.Linear(4, 4), memo, writes, reads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.memo |= dict.fromkeys(self.writes, 0.5)
+        return self.line(x) * (1 + sum(self.memo.get(each, 0.0) for each in self.reads))
+
+
+class Telling(nn.Module):
+    def __init__(self, pairs: list[tuple[int, int]]) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.memo = dict[int, float]()
+        by = [[[i for i, pair in enumerate(pairs) if pair[end] == block] for block in range(12)] for end in (0, 1)]
+        self.blocks = nn.ModuleList(Told(self.memo, writes, reads) for writes, reads in zip(*by, strict=True))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.memo.clear()
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("pairs", [[(0, 11)], [(0, 1)], [(10, 11)], [(2, 4), (3, 5), (8, 9)], [(5, 6), (6, 8)]])
+def test_of_many_cuts_those_are_refused_that_part_who_writes_from_who_reads(pairs: list[tuple[int, int]]) -> None:
+    found = problems_of(told_of(Telling(pairs)))
+    apart = {f"blocks.{block}" for block in range(12) if any(first < block <= last for first, last in pairs)}
+    assert {name.removesuffix(".") for name in found} == apart, found
+    assert all("differs from that of the uncut step" in text for text in found.values()), found

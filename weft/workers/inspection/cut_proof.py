@@ -163,9 +163,9 @@ class CutProof:
                 kept.remove(cut)
                 left_out.append(cut)
                 continue
-            if differs is None:
-                break
-            kept = self._agreeing(kept, problems, told)
+            if differs is not None:
+                kept = self._agreeing([], kept, problems, told, differ=True)
+            break
         for cut in left_out:  # one may have been blamed for what another has done
             with contextlib.suppress(StageError):
                 if self._difference(sorted([*kept, cut])) is None and self._difference_anew([*kept, cut]) is None:
@@ -190,25 +190,36 @@ class CutProof:
 
     def _agreeing_alone(self, cuts: Sequence[int], problems: dict[int, str], told: Told) -> list[int]:
         """A stage of several units skips in later passes what a stage of one has no call of."""
-        return [cut for cut in cuts if self._agreeing([cut], problems, told)]
+        return [cut for cut in cuts if self._agreeing([], [cut], problems, told)]
 
-    def _agreeing(self, cuts: Sequence[int], problems: dict[int, str], told: Told) -> list[int]:
-        """Of cuts that differ together, those that add no difference, one by one."""
-        kept: list[int] = []
-        for cut in cuts:
-            try:
-                differs = self._difference([*kept, cut])
-            except StageError as error:
-                problems[cut] = told(error.__cause__)
-                continue
-            if differs is None:
-                kept.append(cut)
-            else:
-                problems[cut] = (
-                    f"cut there, {differs} differs from that of the uncut step; {_LASTING}, let a module return what "
-                    "is read of it, or cut elsewhere (strategy.split)"
-                )
-        return kept
+    def _agreeing(
+        self, kept: list[int], cuts: Sequence[int], problems: dict[int, str], told: Told, *, differ: bool = False
+    ) -> list[int]:
+        """What is kept, and of the cuts behind it those that add no difference; by halves, since most cuts do not and a
+        try takes as long as steps. differ: all of them together do, as is known."""
+        if not differ or len(cuts) == 1:
+            why = self._why_not([*kept, *cuts], told)
+            if why is None:
+                return [*kept, *cuts]
+            if len(cuts) == 1:
+                problems[cuts[0]] = why
+                return kept
+        half = len(cuts) // 2
+        found = self._agreeing(kept, cuts[:half], problems, told)
+        return self._agreeing(found, cuts[half:], problems, told, differ=len(found) == len(kept) + half)
+
+    def _why_not(self, cuts: Sequence[int], told: Told) -> str | None:
+        """Why the step is not cut so; None where it can be."""
+        try:
+            differs = self._difference(cuts)
+        except StageError as error:
+            return told(error.__cause__)
+        if differs is None:
+            return None
+        return (
+            f"cut there, {differs} differs from that of the uncut step; {_LASTING}, let a module return what "
+            "is read of it, or cut elsewhere (strategy.split)"
+        )
 
     def _difference_anew(self, cuts: Sequence[int]) -> str | None:
         """As a job begins, whose workers have skipped nothing yet: what trials before it know is forgotten."""
