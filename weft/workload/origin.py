@@ -7,6 +7,7 @@ never calls what the user gave, or where an assertion of ours fails.
 
 from __future__ import annotations
 
+import functools
 import sysconfig
 import traceback
 from pathlib import Path
@@ -43,6 +44,7 @@ def is_ours(error: BaseException) -> bool:
     return str(Path(ours[-1]).relative_to(_ROOT)).startswith(_OURS_ALONE)
 
 
+@functools.cache
 def is_users(file: str) -> bool:
     """A file that is neither ours, nor Python's, nor a library's. What is none, such as "<string>", says nothing."""
     path = Path(file)

@@ -15,18 +15,21 @@ from weft.scheduler.core.job import Job
 
 
 def first_gate(job: Job, begins: int) -> int | None:
-    """Of an attempt that begins with an iteration; that iteration itself where the epoch before is not judged yet."""
+    """Of an attempt that begins with an iteration; that iteration itself between two epochs, since what it goes on from
+    was copied before the first of them was judged, and has nothing of what the user's function made of it."""
     assert job.plan is not None
     itinerary = job.plan.itinerary
     if not job.plan.judged:
         return None
     is_between = begins > 0 and itinerary.end_of_epoch(begins - 1) == begins
-    return begins if is_between and job.judged < begins else itinerary.end_of_epoch(begins)
+    return begins if is_between else itinerary.end_of_epoch(begins)
 
 
 def at_gate(job: Job) -> list[Command]:
-    """Once every lane is there."""
-    if job.iterations_done != job.gate:
+    """Once every lane is there; a job that stops there for now comes to it again."""
+    assert job.plan is not None
+    stops = job.stopping is not None and job.iterations_done == job.ends < job.plan.itinerary.num_iterations
+    if job.iterations_done != job.gate or stops:
         return []
     return [JudgeEpoch(job=job.name, attempt=job.attempt, iteration=job.gate - 1, worker=judging_worker(job))]
 
@@ -40,7 +43,6 @@ def open_gate(job: Job, event: EpochJudged) -> None:
     """The next one is behind the next epoch; after the last there is none."""
     assert job.plan is not None
     assert job.gate == event.iteration + 1, (job.gate, event)
-    job.judged = max(job.judged, job.gate)
     job.gate = job.plan.itinerary.end_of_epoch(job.gate) if job.gate < job.ends else None
 
 

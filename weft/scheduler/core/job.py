@@ -102,7 +102,6 @@ class Job:
     iterations_done: int = 0
     ends: int = 0  # the iterations after which it ends: all, unless it is to end sooner
     gate: int | None = None  # lanes are sent nothing of this iteration before the epoch that ends there is judged
-    judged: int = 0  # iterations, of the epochs that have been, in any attempt
     stopped: str | None = None  # why it ends sooner, once that is known
     outcome: Outcome | None = None
     stopping: Outcome | None = None  # what it stops for, at the end of an iteration

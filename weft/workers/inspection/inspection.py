@@ -288,7 +288,7 @@ def _inspected(
     trained = sizes_of_training(specs, batches.num_train)
     aliases, changes = aliases_of(workload.model) if learns else [], ParameterChanges(workload.model)
     required, hook = trainable(workload), None if optimizer is None else hook_of(optimizer)
-    attributes, options = Attributes(dict(workload.model.named_modules())), options_of(optimizer)
+    attributes, options = Attributes.of_job(dict(workload.model.named_modules()), workload), options_of(optimizer)
     ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
     check_aliases(aliases)
     steps = _step_facts(optimizer, options)

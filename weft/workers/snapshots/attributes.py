@@ -34,7 +34,9 @@ from weft.workers.snapshots.remembered import (
     WrittenValues,
     is_marked,
 )
+from weft.workload.code.variables import Variables, variables_of
 from weft.workload.units import EXTRA_STATE
+from weft.workload.workload import Workload
 
 Kept = dict[str, dict[str, Any]]  # by the module's name and the attribute's
 
@@ -45,9 +47,9 @@ _ABSENT = object()
 
 
 class Attributes:
-    """Of some modules. What has changed is what is no longer as it was when this was made."""
+    """Of some modules, and variables. What has changed is what is no longer as it was when this was made."""
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module | Variables]) -> None:
         """modules: by name, as they were built."""
         self._modules = dict(modules)
         self._first: dict[str, dict[str, tuple[Any, object]]] = {}
@@ -59,6 +61,11 @@ class Attributes:
             for key in own.keys() - {EXTRA_STATE}:
                 self._built.add(own[key], (name, key), [MAX_PARTS])
 
+    @classmethod
+    def of_job(cls, modules: Mapping[str, nn.Module], workload: Workload) -> Attributes:
+        """With the variables of its functions and classes."""
+        return cls({**modules, **variables_of(workload)})
+
     def changed(self) -> Kept:
         """Plain data, whatever changes later."""
         kept: Kept = {}
@@ -69,7 +76,7 @@ class Attributes:
 
     def as_restored(self) -> list[tuple[str, str]]:
         """Of what has changed, what is as it was restored: another stage may have changed it since."""
-        places = ((name, key, vars(self._modules[name])) for name, key in self._restored)
+        places = ((name, key, _namespace_of(self._modules[name])) for name, key in self._restored)
         return [
             (name, key)
             for name, key, there in places
@@ -94,8 +101,8 @@ class Attributes:
         self._restored.clear()
         for name, module in self._modules.items():
             for key, value in kept.get(name, {}).items():
-                there = vars(module)
-                if key == EXTRA_STATE:
+                there = _namespace_of(module)
+                if key == EXTRA_STATE and isinstance(module, nn.Module):
                     module.set_extra_state(restoring.restored(value, None, (name, key)))
                 elif is_marked(value) and value[0] == DELETED[0]:
                     there.pop(key, None)
@@ -124,8 +131,8 @@ class Attributes:
 class _Places:
     """The memory of parameters and buffers."""
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._modules = modules
+    def __init__(self, modules: Iterable[nn.Module | Variables]) -> None:
+        self._modules = [each for each in modules if isinstance(each, nn.Module)]
         self._known: set[int] | None = None
 
     def has(self, tensor: torch.Tensor) -> bool:
@@ -136,11 +143,15 @@ class _Places:
         return tensor.untyped_storage().data_ptr() in self._known
 
 
-def _own_of(module: nn.Module) -> Iterable[tuple[str, Any]]:
+def _namespace_of(module: nn.Module | Variables) -> Variables:
+    return vars(module) if isinstance(module, nn.Module) else module
+
+
+def _own_of(module: nn.Module | Variables) -> Iterable[tuple[str, Any]]:
     """One that tells its extra state has told all."""
-    if type(module).get_extra_state is not nn.Module.get_extra_state:
+    if isinstance(module, nn.Module) and type(module).get_extra_state is not nn.Module.get_extra_state:
         return [(EXTRA_STATE, module.get_extra_state())]
-    there = vars(module)
+    there = _namespace_of(module)
     return [(key, there[key]) for key in there.keys() - TORCHS]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from weft.scheduler.core import dispatch, queue
 from weft.scheduler.core.events import Command
+from weft.scheduler.core.gates import at_gate
 from weft.scheduler.core.job import Job, Outcome
 from weft.scheduler.core.replanning.improved import PlanImproved
 
@@ -47,4 +48,4 @@ def missed(job: Job, iteration: int) -> list[Command]:
     job.ends = job.plan.itinerary.num_iterations
     for lane in job.lanes.values():
         lane.total = job.ends * len(lane.program)
-    return dispatch.go_on(job)
+    return [*dispatch.go_on(job), *at_gate(job)]

@@ -1,0 +1,149 @@
+"""Variables: whatever a job's functions keep outside of modules is found, read and written where it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from weft.workers.snapshots.attributes import Attributes
+from weft.workload.code.variables import variables_of
+from weft.workload.workload import Workload
+
+count = 0
+table = {"count": 0}
+
+
+class Counter:
+    shared = 0
+
+    def __init__(self) -> None:
+        self.count, self.inner = 0, {"count": [0]}
+
+    def __call__(self, *_: Any) -> None:
+        self.count += 1
+
+    def deep(self, *_: Any) -> None:
+        self.inner["count"][0] += 1
+
+    @classmethod
+    def of_all(cls, *_: Any) -> None:
+        cls.shared += 1
+
+
+counter = Counter()
+
+
+def in_a_global(*_: Any) -> None:
+    global count
+    count += 1
+
+
+def in_a_new_global(*_: Any) -> None:
+    global made
+    made = globals().get("made", 0) + 1  # type: ignore[name-defined]
+
+
+def in_a_table(*_: Any) -> None:
+    table["count"] += 1
+
+
+def in_itself(*_: Any) -> None:
+    in_itself.count = getattr(in_itself, "count", 0) + 1  # type: ignore[attr-defined]
+
+
+def in_a_default(*_: Any, kept: Any = Counter()) -> None:  # noqa: B008
+    kept.count += 1
+
+
+def in_an_object(*_: Any) -> None:
+    counter()
+
+
+def around() -> Callable[..., None]:
+    count = 0
+
+    def step(*_: Any) -> None:
+        nonlocal count
+        count += 1
+
+    return step
+
+
+class Net(nn.Linear):
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.counters = [Counter()]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Net.calls += 1
+        self.counters[0]()
+        return super().forward(x)
+
+
+STEPS: dict[str, Callable[[], Callable[..., Any]]] = {
+    "a global": lambda: in_a_global,
+    "one that was not there": lambda: in_a_new_global,
+    "a table": lambda: in_a_table,
+    "a function's own": lambda: in_itself,
+    "a default": lambda: in_a_default,
+    "an object": lambda: in_an_object,
+    "around": around,
+    "a method's object": lambda: Counter().deep,
+    "one that is called": Counter,
+    "a class": lambda: Counter.of_all,
+    "a partial's": lambda: partial(lambda kept, *_: kept(), Counter()),
+    "a function that it calls": lambda: lambda *_: [in_an_object(), in_a_table()],
+    "the model's": lambda: lambda model, batch: model(batch),
+}
+
+
+@pytest.mark.parametrize("asked", ["step", "on_epoch"])
+@pytest.mark.parametrize("where", STEPS)
+def test_what_has_changed_is_found_and_put_back(where: str, asked: str) -> None:
+    function = STEPS[where]()
+    others = {} if asked == "step" else {"step": torch.nn.functional.mse_loss}
+    model, batch = Net(), torch.zeros(1, 2)
+    data = (torch.zeros(4, 2),)
+    given: dict[str, Any] = {"train": data, "optimizer": torch.optim.SGD, asked: function, **others}
+    attributes = Attributes.of_job(dict(model.named_modules()), Workload(model, **given))
+    assert attributes.changed() == {}
+    for _ in range(3):
+        function(model, batch)
+    kept = attributes.changed()
+    assert kept
+    then = json.dumps(kept, default=str)
+    function(model, batch)
+    assert json.dumps(attributes.changed(), default=str) != then
+    attributes.restore(kept)
+    assert json.dumps(attributes.changed(), default=str) == then
+    again = variables_of(Workload(model, **given))
+    assert kept.keys() <= again.keys()  # by the same names
+
+
+def test_data_optimizers_and_what_is_installed_are_kept_otherwise() -> None:
+    class Data(torch.utils.data.Dataset[int]):
+        read = 0
+
+    class Own(torch.optim.SGD):
+        pass
+
+    model, data = Net(), Data()
+    own = Own(model.parameters(), lr=0.1)
+
+    def step(model: nn.Module, batch: Any) -> Any:
+        return data.read + own.param_groups[0]["lr"] + json.dumps(batch) + torch.zeros(3)
+
+    workload = Workload(model, data, step=step, optimizer=lambda parameters: own)
+    found = variables_of(workload)
+    assert not [
+        name for name in found if name.startswith(("Workload.step.data.", "Workload.step.own.", "Workload.step.json"))
+    ]
+    assert found["Workload.step.around"].keys() == {"data", "own"}
