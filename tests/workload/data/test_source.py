@@ -220,6 +220,49 @@ class OneWay(IterableDataset[int]):
         return iter([1])
 
 
+class Drawn(Sampler[int]):
+    """Says how much was drawn of it, and has no end."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.count += 1
+            yield self.count % 10
+
+
+class Long(Drawn):
+    def __len__(self) -> int:
+        return 10**15
+
+
+@pytest.mark.parametrize("sampler", [Long(), Drawn()], ids=["long", "endless"])
+def test_no_more_is_drawn_of_a_sampler_than_the_steps_take(sampler: Drawn) -> None:
+    made = source(DataLoader(ITEMS, sampler=sampler), steps=3)  # type: ignore[arg-type]
+    assert made.order(0, 3).tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2]
+    assert sampler.count == 12
+    assert made.is_endless == (type(sampler) is Drawn)
+    assert made.size == (12 if made.is_endless else 10**15)
+
+
+def test_what_is_drawn_of_a_long_sampler_is_its_beginning() -> None:
+    long = RandomSampler(ITEMS, replacement=True, num_samples=int(1e10))  # type: ignore[arg-type]
+    short = RandomSampler(ITEMS, replacement=True, num_samples=320)  # type: ignore[arg-type]
+    few = source(DataLoader(ITEMS, sampler=long), steps=30).order(0, 3)  # type: ignore[arg-type]
+    assert few.equal(source(DataLoader(ITEMS, sampler=short)).order(0, 3)[:120])  # type: ignore[arg-type]
+
+
+def test_epochs_of_so_many_steps_go_on_in_an_endless_sampler() -> None:
+    made = source(DataLoader(ITEMS, sampler=Drawn()), steps=4, steps_per_epoch=2)  # type: ignore[arg-type]
+    assert [made.order(epoch, 3).tolist() for epoch in range(2)] == [[1, 2, 3, 4, 5, 6, 7, 8], [9, 0, 1, 2, 3, 4, 5, 6]]
+
+
+def test_an_endless_sampler_that_ends_is_told() -> None:
+    with pytest.raises(WorkloadError, match="its sampler ended after 2 samples, and 12 are needed; give it a __len__"):
+        source(DataLoader(ITEMS, sampler=Endless()), steps=3).order(0, 3)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("data", "text"),
     [
@@ -231,7 +274,7 @@ class OneWay(IterableDataset[int]):
             DataLoader(ITEMS, batch_sampler=Lists()),
             "its DataLoader has a Lists that makes the batches, and here job.ba",
         ),  # type: ignore[arg-type]
-        (DataLoader(ITEMS, sampler=Endless()), "its sampler, a Endless, has no length; give it a __len__"),  # type: ignore[arg-type]
+        (DataLoader(ITEMS, sampler=Endless()), "a Endless, has no length; give it a __len__ .*, or job.steps"),  # type: ignore[arg-type]
         (
             DataLoader(ITEMS, sampler=DistributedSampler(ITEMS, num_replicas=2, rank=1)),
             "its sampler, a DistributedSampler, gives 1/2 of the data, as for one of 2 processes; leave it out",

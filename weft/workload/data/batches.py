@@ -65,8 +65,8 @@ class Batches:
 
     @property
     def are_endless(self) -> bool:
-        """Whether training draws from a stream without a length."""
-        return isinstance(self._train.dataset, ItemStream) and self._train.dataset.is_endless
+        """Whether training draws from a stream, or by a sampler, without a length."""
+        return self._train.is_endless
 
     def sources(self) -> dict[bool, DataSource]:
         """By whether they are for training."""

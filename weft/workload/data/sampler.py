@@ -17,9 +17,9 @@ def is_plain(sampler: object, num_items: int) -> bool:
     return type(sampler) is SequentialSampler
 
 
-def length_of(sampler: Any, field: str) -> int:
-    """Samples of an epoch. Raises WorkloadError, with the workload's field, for a sampler that has none, or that leaves
-    all but a share of the data to other processes."""
+def length_of(sampler: Any, field: str) -> int | None:
+    """Samples of an epoch; None of a sampler that has no length. Raises WorkloadError, with the workload's field, for
+    one that leaves all but a share of the data to other processes."""
     processes = getattr(sampler, "num_replicas", 1)
     if hasattr(sampler, "rank") and isinstance(processes, int) and processes > 1:
         raise WorkloadError(
@@ -29,19 +29,32 @@ def length_of(sampler: Any, field: str) -> int:
         )
     try:
         return len(sampler)
-    except TypeError:
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def lasting(sampler: Any, field: str, needed: int | None) -> int:
+    """Samples of an epoch of one without a length: what the job needs in all. Raises WorkloadError where that is not
+    known."""
+    if needed is None:
         raise WorkloadError(
             f"Workload.{field}: its sampler, a {kind_of(sampler)}, has no length; give it a __len__ that tells the "
-            "samples of an epoch"
-        ) from None
+            f"samples of an epoch{', or job.steps' * (field == 'train')}"
+        )
+    return needed
 
 
-def checked_order(numbers: list[Any], field: str, epoch: int, length: int) -> torch.Tensor:
+def checked_order(numbers: list[Any], field: str, epoch: int, length: int, *, is_endless: bool = False) -> torch.Tensor:
     """int64 of the length. Raises WorkloadError for numbers that are none, or of another length."""
     odd = next((number for number in numbers if not hasattr(number, "__index__")), None)
     if odd is not None:
         raise WorkloadError(
             f"Workload.{field}: its sampler gives {kind_of(odd)}; let it give the numbers of single samples"
+        )
+    if len(numbers) < length and is_endless:
+        raise WorkloadError(
+            f"Workload.{field}: its sampler ended after {len(numbers)} samples, and {length} are needed; give it a "
+            "__len__ that tells the samples of an epoch, or train fewer steps"
         )
     if len(numbers) != length:
         raise WorkloadError(

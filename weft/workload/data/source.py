@@ -9,7 +9,8 @@
 Without a sampler of the user's, epoch e of training has the order `torch.randperm(n)` by a generator of seed + e, and
 validation the order of the data. A user's sampler is asked anew for each epoch: after its `set_epoch(e)` where it has
 one, and with torch's default generator, Python's, numpy's, and its own `generator`, seeded with seed + e. So an epoch's
-order follows from the seed alone, unless a sampler draws elsewhere or remembers the epochs that it was asked for.
+order follows from the seed alone, unless a sampler draws elsewhere or remembers the epochs that it was asked for. Where
+the job has so many steps, no more is drawn of it than they take; one without a length lasts for all of them.
 
 Where a job gives an epoch a number of steps (`job.steps_per_epoch`), e counts passes over the data, one behind another,
 and an epoch is a run of these: it may be a part of one, or reach over the ends of several, as a batch may.
@@ -22,6 +23,7 @@ import dataclasses
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -42,7 +44,7 @@ from torch.utils.data import (
 
 from weft.plan.error_places import within
 from weft.spec.job_spec import JobSection
-from weft.workload.data.sampler import checked_order, is_plain, length_of
+from weft.workload.data.sampler import checked_order, is_plain, lasting, length_of
 from weft.workload.data.stream import ItemStream, stream_of
 from weft.workload.data.tree import Skeleton, build, flatten
 from weft.workload.randomness import seed_others
@@ -85,6 +87,8 @@ class DataSource:
     num_items: int  # of a pass over the data in all
     size: int  # of them, those that are not dropped with a last, smaller batch
     epoch_size: int | None = None  # samples of an epoch that is no pass: it goes on where the one before has ended
+    needed: int | None = None  # samples that the whole job takes, where that is known: of a sampler no more are drawn
+    is_endless: bool = False  # what gives the samples or their order has no length of its own
     # Of the newest pass that an epoch has begun or gone on with, its order.
     _newest: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
@@ -156,8 +160,10 @@ class DataSource:
                 _seed(seed + epoch)
             if isinstance(own := getattr(sampler, "generator", None), torch.Generator):
                 own.manual_seed(seed + epoch)
-            numbers = list(sampler)
-        return checked_order(numbers, self.field, epoch, self.num_items)
+            length = self.num_items if self.needed is None else min(self.num_items, self.needed)
+            is_part = self.is_endless or length < self.num_items
+            numbers = list(islice(sampler, length) if is_part else sampler)
+        return checked_order(numbers, self.field, epoch, length, is_endless=self.is_endless)
 
 
 def source_of(
@@ -202,7 +208,8 @@ def _passing(workload: Workload, field: Field, *, batch_size: int | None, steps:
     else:
         dataset = _dataset(given, field, workload)
     if isinstance(data, DataLoader):
-        return _of_loader(data, dataset, workload, field, batch_size)
+        needed = None if batch_size is None or steps is None or field != "train" else batch_size * steps
+        return _of_loader(data, dataset, workload, field, batch_size, needed)
     size = _len(dataset)
     return DataSource(
         field=field,
@@ -211,11 +218,17 @@ def _passing(workload: Workload, field: Field, *, batch_size: int | None, steps:
         in_order=field == "validation" or isinstance(dataset, ItemStream),
         num_items=size,
         size=size,
+        is_endless=isinstance(dataset, ItemStream) and dataset.is_endless,
     )
 
 
 def _of_loader(
-    loader: DataLoader[Any], dataset: Dataset[Any], workload: Workload, field: Field, batch_size: int | None
+    loader: DataLoader[Any],
+    dataset: Dataset[Any],
+    workload: Workload,
+    field: Field,
+    batch_size: int | None,
+    needed: int | None,
 ) -> DataSource:
     for name in _ITERATING:
         if getattr(type(loader), name).__module__.partition(".")[0] not in _PLAINLY_ITERATED:
@@ -243,7 +256,8 @@ def _of_loader(
     divisor = batch_size if field == "train" or its_size in (None, 1) else its_size
     num_items = _len(dataset)
     own = None if isinstance(dataset, ItemStream) or is_plain(sampler, num_items) else sampler
-    size = num_items if own is None else length_of(own, field)
+    length = num_items if own is None else length_of(own, field)
+    size = lasting(own, field, needed) if length is None else length
     return DataSource(
         field=field,
         dataset=dataset,
@@ -252,6 +266,8 @@ def _of_loader(
         in_order=field == "validation" or isinstance(dataset, ItemStream) or isinstance(sampler, SequentialSampler),
         num_items=size,
         size=_kept(size, divisor, field) if drop_last and divisor is not None else size,
+        needed=needed,
+        is_endless=length is None or (isinstance(dataset, ItemStream) and dataset.is_endless),
     )
 
 
