@@ -297,3 +297,45 @@ def test_units_with_views_of_one_memory_are_tied_where_these_overlap(spec_of: Ca
         ([], []),
         ([0, 2], ["0.rows", "2.rows"]),
     ]
+
+
+class Around(nn.Module):
+    """Its lines, and a module that is called twice, read buffers on both sides of a layer."""
+
+    def __init__(self, changes: str) -> None:
+        super().__init__()
+        self.inner, self.changes = Table(), changes
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.register_buffer("scale", torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.changes == "past the count of changes":
+            self.scale.data.mul_(0.5)
+        elif self.changes == "of a module":
+            x = self.inner(x)
+        x = self.second(self.first(x * self.scale)) * self.scale
+        return self.inner(x) if self.changes == "of a module" else x
+
+
+class Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("values", torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.values.clone()
+
+
+@pytest.mark.parametrize(
+    ("changes", "tied"),
+    [
+        ("", []),
+        ("past the count of changes", ["scale"]),
+        ("of a module", ["inner.values"]),
+    ],
+)
+def test_a_buffer_that_no_run_changes_ties_no_units(
+    spec_of: Callable[..., JobSpec], changes: str, tied: list[str]
+) -> None:
+    facts = told(spec_of, Around(changes), validation=DATA)
+    assert sorted({name for unit in facts["units"] for name in unit["tied_by"]}) == tied

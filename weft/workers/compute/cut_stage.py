@@ -20,7 +20,7 @@ import torch
 
 from weft.plan.error_places import within
 from weft.plan.plan import SlotValue
-from weft.workers.compute.forward_buffers import Began, ForwardBuffers
+from weft.workers.compute.forward_buffers import Began, ForwardBuffers, SharedBuffers
 from weft.workers.compute.forward_parts import ForwardParts
 from weft.workers.compute.model_part import CallPart
 from weft.workers.compute.stage import GivenModes, Stage, Tensors, computing_in, forget_results, leaf_of, no_leaf
@@ -75,7 +75,8 @@ class CutStage(Stage):
         receives, or to the batch, which neither a slot nor an autograd leaf allows. draws: from torch's generator.
         seeds_others: it draws from Python's or numpy's, too. parts: where the first forward may still have to wait."""
         self._model = model = part.model
-        self._elsewhere = CountedElsewhere(model, part.counted_elsewhere, part.counted_before)
+        self._elsewhere = CountedElsewhere(model, part.others.counted_elsewhere, part.others.counted_before)
+        self._shared = SharedBuffers(model, part.others.shared)
         self._learns = True
         self._cut = cut
         self._steps = {True: training_step(workload), False: validation_step(workload)}  # by whether it learns
@@ -251,7 +252,8 @@ class CutStage(Stage):
         # containers of its own, which a step may change
         own = with_tensors(batch, torch.Tensor.clone if self._copies_input else torch.Tensor.detach)
         try:
-            return self._cut.run(self._steps[learns], own, received, seed)
+            with self._shared.unchanged():
+                return self._cut.run(self._steps[learns], own, received, seed)
         except OtherStructure:
             for each in self._before or ():
                 each.put_back()

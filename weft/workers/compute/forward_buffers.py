@@ -30,6 +30,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from weft.workers.snapshots.stage_attributes import numbers_of
 from weft.workload.aliases import dense_parts
 from weft.workload.cutting.placeholder import Placeholder
+from weft.workload.workload import WorkloadError
 
 T = TypeVar("T")
 Slot = tuple[nn.Module, str]
@@ -53,6 +54,35 @@ class _Known:
     version: int  # autograd's count of changes
     value: torch.Tensor | None  # a copy
     changes: bool  # forward does change it, or has at some time
+
+
+class SharedBuffers:
+    """Buffers that other stages have, too, and no run had changed when the step was tried: copies would drift apart."""
+
+    def __init__(self, model: nn.Module, names: Iterable[str]) -> None:
+        """names: of the state that others have."""
+        modules = dict(model.named_modules())
+        places = [(name, *name.rpartition(".")) for name in sorted(names)]
+        slots = [(name, modules[path]._buffers, key) for name, path, _, key in places if path in modules]
+        self._slots = [each for each in slots if each[1].get(each[2]) is not None]
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Around a run. Raises WorkloadError where it changes one."""
+        before = [self._now(*each) for each in self._slots]
+        yield
+        changed = next(
+            (n for (n, *slot), was in zip(self._slots, before, strict=True) if self._now(n, *slot) != was), None
+        )
+        if changed is not None:
+            raise WorkloadError(
+                f"the buffer {changed!r:.80}, which several stages have, is changed, and was not when the step was "
+                "tried; change it from the first call of the step on, or use strategy.stages = 1"
+            )
+
+    def _now(self, name: str, slots: dict[str, torch.Tensor | None], key: str) -> tuple[int, int]:
+        there = slots.get(key)
+        return id(there), -1 if there is None else there._version
 
 
 _NO_HOOKS = "saved tensor hooks"  # torch.func's transforms take none, and say so with these words

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import nn
@@ -65,13 +65,13 @@ def own_parts(
     found: list[OwnPart] = []
     taken: set[int] = set()
     for plan in view.stages:
-        counted = _counted_by_others(plan, view.first_stages)
-        own, part = workload, part_of(workload, plan, *counted)
+        others = _with_others(plan, view.first_stages)
+        own, part = workload, part_of(workload, plan, others)
         held = {id(parameter) for parameter in part.parameters()}
         if held & taken or (found and isinstance(part, CallPart)):
             own = again()
             check_built(own.model, view.first_stages)
-            part = part_of(own, plan, *counted)
+            part = part_of(own, plan, others)
         taken |= held
         modules = modules_of(own.model)
         skipped = unpickled(view.skipped_calls, device, modules) if isinstance(part, CallPart) else None
@@ -79,20 +79,33 @@ def own_parts(
     return found
 
 
-def _counted_by_others(plan: StagePlan, stages: Sequence[StagePlan]) -> tuple[set[str], set[str]]:
-    """Names of attributes that the stage does not change, and another one does; and those that one before it does."""
-    elsewhere = {name for stage in stages for name in stage.counts}.difference(plan.counts)
-    return elsewhere, {name for stage in stages if stage.last <= plan.first for name in stage.counts}
+@dataclass(frozen=True, slots=True)
+class WithOthers:
+    """What a stage has to do with others, by name: attributes that others alone change, those that stages before it
+    change, too, and state that is others', too."""
+
+    counted_elsewhere: Collection[str] = ()
+    counted_before: Collection[str] = ()
+    shared: Collection[str] = ()
 
 
-def part_of(
-    workload: Workload, stage: StagePlan, counted_elsewhere: Collection[str] = (), counted_before: Collection[str] = ()
-) -> ModelPart:
-    """What stands beside the model is the last stage's, where the loss is. counted_elsewhere, counted_before: as of
-    CallPart."""
+ALONE: Final = WithOthers()
+
+
+def _with_others(plan: StagePlan, stages: Sequence[StagePlan]) -> WithOthers:
+    others = [stage for stage in stages if stage.last <= plan.first or plan.last <= stage.first]
+    return WithOthers(
+        counted_elsewhere={name for stage in stages for name in stage.counts}.difference(plan.counts),
+        counted_before={name for stage in stages if stage.last <= plan.first for name in stage.counts},
+        shared={name for stage in others for name in stage.state}.intersection(plan.state),
+    )
+
+
+def part_of(workload: Workload, stage: StagePlan, others: WithOthers = ALONE) -> ModelPart:
+    """What stands beside the model is the last stage's, where the loss is."""
     if is_cut_by_calls(workload):
         beside = {} if stage.ends is not None else modules_beside(workload)
-        return CallPart(workload.model, stage.state, stage.changing, beside, counted_elsewhere, counted_before)
+        return CallPart(workload.model, stage.state, stage.changing, beside, others)
     made = [Unit(number, *unit) for number, unit in enumerate(units(workload.model))]
     beside = {} if stage.last < len(made) else modules_beside(workload)
     return UnitPart(made[stage.first : stage.last], stage.changing, beside)
@@ -154,14 +167,11 @@ class CallPart(ModelPart):
         names: Sequence[str],
         changing: Collection[str] = (),
         beside: Mapping[str, nn.Module] | None = None,
-        counted_elsewhere: Collection[str] = (),
-        counted_before: Collection[str] = (),
+        others: WithOthers = ALONE,
     ) -> None:
         """names: the first of each tensor. changing: of parameters that count as buffers. beside: modules beside the
-        model. counted_elsewhere: names of attributes that other stages alone change. counted_before: of those that
-        stages before it change, too."""
-        self.model = model
-        self.counted_elsewhere, self.counted_before = counted_elsewhere, counted_before
+        model."""
+        self.model, self.others = model, others
         self._beside = beside or {}
         self.names = tuple(names)
         known = dict(named_tensors(model))

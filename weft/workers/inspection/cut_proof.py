@@ -64,6 +64,9 @@ class StatesOfRuns:
         self._singles = [(now, singles_of(now)) for _, now, _ in self._numbers]
         self.leaves = False  # a run has left another number, text or None in an attribute
         self.counted: dict[str, None] = {}  # names of attributes in which a run has left another number
+        self.changed: set[str] = set()  # names of buffers that some run has changed
+        self._versions: dict[str, int] = {}
+        self._note_versions()
         self._trained: dict[str, torch.Tensor] | None = None
 
     def begin_with(self, others: Mapping[str, torch.Tensor]) -> None:
@@ -72,12 +75,24 @@ class StatesOfRuns:
 
     def restore(self) -> None:
         """Behind each run."""
+        for name, buffer in self.model.named_buffers():
+            if name not in self.changed and self._has_changed(name, buffer):
+                self.changed.add(name)
         put_back(self.model, self._kept)
+        self._note_versions()
         self.leaves = self.leaves or any(singles_of(now) != singles for now, singles in self._singles)
         for name, now, numbers in self._numbers:
             counted = [key for key, number in numbers.items() if now.get(key) != number]
             self.counted |= dict.fromkeys(f"{name}.{key}".removeprefix(".") for key in counted)
             now.update(numbers)
+
+    def _has_changed(self, name: str, buffer: torch.Tensor) -> bool:
+        """torch counts no changes that go through .data, nor those of a batch norm's kernel."""
+        before = self._kept.get(name)
+        return before is None or self._versions.get(name) != buffer._version or not torch.equal(before, buffer)
+
+    def _note_versions(self) -> None:
+        self._versions = {name: buffer._version for name, buffer in self.model.named_buffers()}
 
     def evaluated(self, run: Callable[[], Result]) -> Result:
         """What a run in validation's mode returns. No job has one before it has trained, and some layers begin with the

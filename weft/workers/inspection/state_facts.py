@@ -137,21 +137,29 @@ def cut_units(
     built: Collection[str],
     changing: Collection[str],
     backward_changes: Sequence[str],
+    rewritten: Collection[str],
 ) -> list[dict[str, Any]]:
     """Of each unit of a model that is cut by its own forward, before it is timed. built: names of the parameters and
     buffers that it began with. changing: of parameters that the step changes. backward_changes: of what a backward
-    does."""
+    does. rewritten: of buffers that some run has changed, by any line."""
     modules = dict(model.named_modules())
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     idle = (tensors.keys() & set(built)) - frozenset[str]().union(*recorded.uses)
     ties = Ties()
     units = []
+
+    def is_constant(buffer: str) -> bool:
+        """As it seems: of a module around units, whose lines each stage runs. One that is called in several units may
+        begin to change what it has for a longer sequence."""
+        around = buffer.rpartition(".")[0]
+        return buffer not in rewritten and (not around or any(each.startswith(f"{around}.") for each in recorded.units))
+
     for number, (name, uses) in enumerate(zip(recorded.units, recorded.uses, strict=True)):
         border = recorded.border(number)
         own = [tensors[each] for each in uses if each in tensors]
         own_names = uses | idle if number == 0 else uses
         buffers = [each for each in own_names if each in tensors and not isinstance(tensors[each], nn.Parameter)]
-        kept = sorted({*buffers, *uses.intersection(changing)})
+        kept = sorted({*(each for each in buffers if not is_constant(each)), *uses.intersection(changing)})
         units.append(
             blank_facts(
                 name,

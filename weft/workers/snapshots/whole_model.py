@@ -35,7 +35,8 @@ class WholeModel:
         """on_host: the model is another device's, and is shown in host memory."""
         self._model, self._on_host = weakref.ref(workload.model), on_host
         own = [stage for stage in view.stages if stage.replica == 0]
-        self._own = {name for stage in own for name in stage.state}
+        others = [stage for stage in view.first_stages if stage not in own]
+        self._own = {name for stage in own for name in stage.state} - {name for each in others for name in each.state}
         self._elsewhere: list[weakref.ref[nn.Module]] = []  # units that others train and evaluate
         for number, (prefix, unit) in enumerate(() if is_cut_by_calls(workload) else units(workload.model)):
             if any(stage.first <= number < stage.last for stage in own):
