@@ -218,6 +218,8 @@ def compared(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         pytest.param(lambda: workload_of(loss=lambda y, t: ((y - t) ** 2).sum()), id="a function"),
         pytest.param(lambda: workload_of(loss=weighted_mean), id="a mean over something else"),
         pytest.param(lambda: workload_of(loss=compared), id="a comparison"),
+        pytest.param(lambda: stepping(lambda *given: drawing(*given).sum()), id="a sum that draws"),
+        pytest.param(lambda: stepping(lambda *given: compared(drawing(*given), given[1][1])), id="drawn comparisons"),
         pytest.param(lambda: stepping(lambda model, batch: ((model(batch[0]) - batch[1]) ** 2).sum()), id="a step"),
         pytest.param(
             lambda: workload_of(nn.Dropout(), nn.BatchNorm1d(5), loss=nn.MSELoss(reduction="sum")), id="beside dropout"
@@ -229,6 +231,12 @@ def test_a_loss_that_is_no_mean_is_told_where_a_step_has_several_microbatches(
 ) -> None:
     whole, parts = told_of_parts(workload(), **strategy)
     assert abs(whole - parts) > 1e-3 * abs(whole)
+
+
+def drawing(model: nn.Module, batch: Any) -> torch.Tensor:
+    """As a step does that augments, or draws what it decodes."""
+    output: torch.Tensor = model(batch[0] + 0.01 * torch.randn_like(batch[0]))
+    return (output - batch[1]) ** 2
 
 
 class Warming(nn.Module):
@@ -248,6 +256,9 @@ class Warming(nn.Module):
         pytest.param(workload_of, {"microbatches": 2}, id="a mean"),
         pytest.param(lambda: workload_of(nn.Dropout(), nn.BatchNorm1d(5)), {"microbatches": 2}, id="beside dropout"),
         pytest.param(lambda: stepping(noisy), {"microbatches": 2}, id="a step that draws"),
+        pytest.param(
+            lambda: stepping(lambda *each: drawing(*each).mean()), {"microbatches": 2}, id="a mean that draws"
+        ),
         pytest.param(lambda: workload_of(Warming()), {"microbatches": 2}, id="a count of calls"),
         pytest.param(in_bfloat16, {"microbatches": 2}, id="in bfloat16"),
         pytest.param(
