@@ -94,7 +94,11 @@ CASES: Mapping[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
     "a step that goes back by itself": (
         {"step": "value = loss(model(batch['x'], odd), batch); value.backward(); return value"},
         {},
-        ["the step calls backward() at line.py:", "; leave it out, as what the optimizer does"],
+        [
+            "the step calls backward() at line.py:",
+            "; leave it out, as what the optimizer does",
+            "two that take turns, each with an optimizer of its own (a GAN), are no job",
+        ],
     ),
     "a step that clips a gradient": (
         {"step": "nn.utils.clip_grad_norm_(model.parameters(), 1e-6); return loss(model(batch['x'], odd), batch)"},

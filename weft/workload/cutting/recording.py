@@ -206,7 +206,8 @@ class StepRecording(TorchFunctionMode):
         if func is torch.Tensor.backward:
             raise WorkloadError(
                 f"the step calls backward() at {user_line()}; leave it out, as what the optimizer does: Weft "
-                "differentiates the loss that the step returns"
+                "differentiates the loss that the step returns; two that take turns, each with an optimizer of its own "
+                "(a GAN), are no job"
             )
         before = generators()
         result = func(*args, **kwargs)
