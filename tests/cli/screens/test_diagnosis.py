@@ -164,6 +164,42 @@ def test_replicas_that_wait_in_turn_are_uneven_from_iteration_to_iteration() -> 
     assert found(replicas(78.0, 80.0), plan=TWO_REPLICAS, overlap=overlap).kind == "uneven-replicas"
 
 
+PIPELINE_BESIDE_ONE = plan_of(
+    [stage("gpu-0"), stage("gpu-1", units=(2, 4)), stage("cpu-0", replica=1, units=(0, 4))],
+    replicas=[{"device": "gpu", "stages": 2, "microbatches": 2}, {"device": "cpu"}],
+    share="adaptive",
+)
+
+
+@pytest.mark.parametrize(("shares", "kind"), [([0.0, 1.0], "sync"), ([0.2, 0.8], "bubble")])
+def test_lanes_of_a_replica_that_has_no_samples_any_more_are_no_bottleneck(shares: list[float], kind: str) -> None:
+    lanes = {
+        "gpu-0/compute": {"forward": 5.0, "stall_gradient": 95.0},
+        "gpu-1/compute": {"forward": 5.0, "stall_activation": 95.0},
+        "cpu-0/compute": {"forward": 30.0, "backward": 40.0, "stall_update": 30.0},
+    }
+    overlap = {
+        "cpu-0": {"update": {"hidden": 2.0, "exposed": 24.0}},
+        "gpu-0": {"transfer": {"hidden": 0.0, "exposed": 60.0}},
+    }
+    diagnosis = found(lanes, plan=PIPELINE_BESIDE_ONE | {"shares": shares}, overlap=overlap)
+    assert diagnosis.kind == kind
+    if kind == "sync":
+        assert diagnosis.sentence.startswith("cpu-0 waits 30 % of its time for updated parameters")
+        assert "not hidden, 80 % of that wait" in diagnosis.sentence
+        assert diagnosis.remedy.startswith("Replica 0 has no samples any more")
+        assert diagnosis.alternatives == (('strategy.replicas=[{ device = "cpu", stages = 1 }]',),)
+
+
+def test_who_steals_may_have_had_no_samples_just_once() -> None:
+    lanes = {
+        "cpu-0/compute": {"forward": 60.0, "stall_data": 40.0},
+        "cpu-1/compute": {"forward": 10.0, "stall_data": 90.0},
+    }
+    plan = plan_of([stage("cpu-0"), stage("cpu-1", replica=1)], replicas=2, microbatches=4, share="stealing")
+    assert found(lanes, plan=plan | {"shares": [1.0, 0.0]}).sentence.startswith("cpu-1 waits 90 %")
+
+
 def test_short_tasks_under_central_dispatch_are_bound_by_dispatch() -> None:
     lanes = {"cpu-0/compute": {"forward": 50.0, "stall_dispatch": 50.0}}
     stalls = stall("cpu-0/compute", "dispatch", None, None)

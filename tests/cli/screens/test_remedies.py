@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ KINDS: dict[str, Callable[[Setup, int], Remedy]] = {
     "slow-replica": lambda setup, number: remedies.of_slow_replica(setup, number, 0),
     "uneven-replicas": lambda setup, _: remedies.of_uneven_replicas(setup),
     "sync": lambda setup, _: remedies.of_sync(setup),
+    "sync, beside one that rests": lambda setup, number: remedies.of_sync(replace(setup, resting=(number,))),
     "slot": remedies.of_slot,
     "dispatch": remedies.of_dispatch,
     "update": remedies.of_update,

@@ -12,6 +12,8 @@ heaviest one. Under WORTH of their time nothing is worth mending, and the lanes 
     dispatch, recovery, idle                                                 the same
     sync, update, transfer in the compute lane itself                        update
 
+Lanes of a replica whose share of the batch has become 0 wait for what they are not given. They are not looked at.
+
 What helps is in weft/cli/screens/remedies.py: it depends on what the job has been given already.
 """
 
@@ -102,6 +104,8 @@ def diagnose(times: Times) -> Diagnosis | None:
     lanes = {lane: modes for lane, modes in times.lanes.items() if is_compute_lane(lane) and _computed(modes) > 0}
     if not lanes:
         return None
+    resting = _resting_workers(times)
+    lanes = {lane: modes for lane, modes in lanes.items() if lane.partition("/")[0] not in resting} or lanes
     total = sum(sum(modes.values()) for modes in lanes.values())
     weights = {group: _seconds(lanes, modes) / total for group, modes in _GROUPS.items()}
     heaviest = max(weights, key=lambda group: weights[group])
@@ -200,8 +204,9 @@ def _slow_stage(loss: _Loss, stages: Sequence[str], lanes: Lanes, times: Times) 
 
 def _exchange(loss: _Loss, lanes: Lanes, times: Times) -> Diagnosis:
     slow, longer = _busiest(list(lanes), lanes)
-    replicas = {stage.get("replica") for stage in times.plan.get("stages", ())}
-    setup = times.setup
+    setup, resting = times.setup, _resting_workers(times)
+    stages = times.plan.get("stages", ())
+    replicas = {stage.get("replica") for stage in stages if stage["worker"] not in resting}
     if len(replicas) > 1 and slow != loss.lane and longer >= UNEVEN:
         sentence = f"{loss.waits()}: {short(slow)} comes last, it computes {_percent(longer)} longer than the mean."
         remedy = None
@@ -210,7 +215,8 @@ def _exchange(loss: _Loss, lanes: Lanes, times: Times) -> Diagnosis:
             remedy = remedies.of_slow_replica(setup, setup.replica_of(worker), setup.replica_of(loss.worker))
         return _found("slow-replica", sentence, remedy)
     waited = _seconds({loss.lane: lanes[loss.lane]}, _GROUPS["exchange"])
-    exposed = max((sum(kind["exposed"] for kind in kinds.values()) for kinds in times.overlap.values()), default=0.0)
+    beside = (kinds for worker, kinds in times.overlap.items() if worker not in resting)
+    exposed = max((sum(kind["exposed"] for kind in kinds.values()) for kinds in beside), default=0.0)
     if len(replicas) > 1 and exposed < EXPOSED * waited:
         return _found(
             "uneven-replicas",
@@ -288,6 +294,12 @@ def _worst(lanes: Lanes, modes: Sequence[str], stalls: Sequence[Message]) -> _Lo
     found = [stall for stall in stalls if (stall["lane"], stall["cause"]) == (lane, cause) and stall["task"]]
     longest = max(found, key=lambda stall: float(stall["seconds"]), default=None)
     return _Loss(lane=lane, mode=mode, share=share, stall=longest)
+
+
+def _resting_workers(times: Times) -> set[str]:
+    """Of replicas that get no samples any more."""
+    setup = times.setup
+    return {stage["worker"] for stage in setup.stages if stage.get("replica", 0) in setup.resting} if setup else set()
 
 
 def _stages_of_replica(lane: str, lanes: Lanes, plan: Message) -> list[str]:

@@ -39,18 +39,22 @@ class Setup:
     batch_size: int  # as many samples as there are at the most
     num_train: int  # samples of a pass over the data
     streams: bool = False  # of whose data one loader draws items one after another
+    resting: tuple[int, ...] = ()  # replicas whose share has become 0, so that they get no samples
 
     @classmethod
     def of(cls, plan: Message) -> Setup | None:
         """None of a job that a Weft has recorded whose plans did not say."""
         if not all(key in plan for key in ("strategy", "stages", "batch_size", "num_train")):
             return None
+        strategy = Strategy.model_validate(plan["strategy"])
+        shares = () if strategy.steals else plan.get("shares", ())  # who steals may have none but once
         return cls(
-            strategy=Strategy.model_validate(plan["strategy"]),
+            strategy=strategy,
             stages=plan["stages"],
             batch_size=min(plan["batch_size"], plan["num_train"]),
             num_train=plan["num_train"],
             streams=plan.get("streams", False),
+            resting=tuple(number for number, share in enumerate(shares) if not share),
         )
 
     def splits_backwards(self, number: int) -> bool:
@@ -241,6 +245,13 @@ def of_uneven_replicas(setup: Setup) -> Remedy:
 
 
 def of_sync(setup: Setup) -> Remedy:
+    resting = setup.resting
+    if resting and (without := _without(setup, *resting)) is not None:
+        one = len(resting) == 1
+        which = f"Replica {resting[0]} has" if one else f"Replicas {', '.join(map(str, resting))} have"
+        left = f"a strategy without {'it' if one else 'them'}: {_spoken(without)}"
+        text = f"{which} no samples any more, and take{'s' if one else ''} each update all the same: {left}."
+        return Remedy(text=text, alternatives=(without,))
     strategy, parts, alternatives = setup.strategy, [], []
     if strategy.sync == "coarse":
         parts.append('let them begin within backward (strategy.sync = "fine")')
@@ -313,16 +324,16 @@ def _larger(setup: Setup, reason: str, effect: str) -> Remedy:
     return Remedy(text=f"{start} batches {effect}: {_spoken(batch[1])}.", alternatives=(batch[1],))
 
 
-def _without(setup: Setup, number: int) -> Settings | None:
-    """The replicas but one; None where the others' axes are lists too, or none would be left."""
+def _without(setup: Setup, *numbers: int) -> Settings | None:
+    """The replicas but these; None where the others' axes are lists too, or none would be left."""
     strategy = setup.strategy
-    left = len(strategy.replica_list) - 1
+    left = len(strategy.replica_list) - len(numbers)
     if left < 1 or strategy.shares is not None or isinstance(strategy.staleness, list):
         return None
     if not isinstance(strategy.replicas, list):
         return (f"strategy.replicas={left}",)
     tables = [replica.model_dump(exclude_none=True) for replica in strategy.replicas]
-    return (f"strategy.replicas={toml(tables[:number] + tables[number + 1 :])}",)
+    return (f"strategy.replicas={toml([table for number, table in enumerate(tables) if number not in numbers])}",)
 
 
 def _spoken(settings: Settings) -> str:
