@@ -27,4 +27,5 @@ class JobState(enum.StrEnum):
 
 
 TERMINAL_STATES = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
+WAITING_STATES = frozenset({JobState.QUEUED, JobState.PAUSED})  # without workers, whatever it has come to before
 UNFINISHED_STATES = frozenset(JobState) - TERMINAL_STATES

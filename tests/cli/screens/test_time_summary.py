@@ -165,10 +165,17 @@ def test_a_job_in_its_first_iteration_has_lanes_and_no_path_yet() -> None:
     ("changes", "sentence"),
     [
         (
-            {"state": "queued", "why": "it needs 2 cpu workers (0 free)", "ended_at": None},
+            {"state": "queued", "why": "it needs 2 cpu workers (0 free)", "ended_at": None, "step": None},
             "digits-1 has run nothing yet: it needs 2 cpu workers (0 free)",
         ),
-        ({"state": "planning", "ended_at": None}, "digits-1 has run nothing yet: it is planning."),
+        (
+            {"state": "planning", "ended_at": None, "step": 0},
+            "digits-1 has run nothing yet: it is planning.",
+        ),
+        (
+            {"state": "running", "ended_at": None, "step": 199},
+            "digits-1 goes on after step 199, and has run nothing since: it is running.",
+        ),
         (
             {
                 "state": "failed",

@@ -101,8 +101,11 @@ def test_jobs_that_run_come_first_then_those_that_wait_then_the_ended_ones() -> 
         job("waits", "queued", submitted_at=2.0),
         job("new", "failed", ended_at=9.0),
         job("runs", "running", submitted_at=3.0, started_at=4.0),
+        job("paused", "paused", submitted_at=1.5, started_at=1.6),
+        job("stopped for another", "queued", submitted_at=1.7, started_at=1.8),
     ]
-    assert [each["job"] for each in ordered(jobs)] == ["runs", "waits", "new", "old"]
+    told = [each["job"] for each in ordered(jobs)]
+    assert told == ["runs", "paused", "stopped for another", "waits", "new", "old"]
 
 
 def test_a_job_is_told_by_what_changed_between_two_samples() -> None:
@@ -143,8 +146,9 @@ def test_what_does_not_continue_is_not_compared(after: Sample) -> None:
     assert report(history)["job"]["window_seconds"] is None
 
 
-def test_a_job_that_has_ended_is_told_since_it_began_and_has_no_pace() -> None:
-    ended = shown(12.0, state="completed")
+@pytest.mark.parametrize("state", ["completed", "paused", "queued"])
+def test_a_job_that_has_no_workers_is_told_since_it_began_and_has_no_pace(state: str) -> None:
+    ended = shown(12.0, state=state)
     told = report(history_of(sample(0.0, shown(10.0)), sample(2.0, ended)))["job"]
     assert told["window_seconds"] is None
     assert told["lanes"][0]["wall_seconds"] == 12.0

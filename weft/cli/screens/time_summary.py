@@ -44,10 +44,10 @@ def time_summary(shown: Message) -> dict[str, Any]:
 def why_nothing(shown: Message) -> str:
     """Of a job whose lanes have not reported a thing."""
     job, state = shown["job"], shown["state"]
-    if shown.get("why"):
-        return f"{job} has run nothing yet: {shown['why']}"
     if shown.get("ended_at") is None:
-        return f"{job} has run nothing yet: it is {state}."
+        step = shown.get("step")
+        so_far = f"goes on after step {step}, and has run nothing since" if step else "has run nothing yet"
+        return f"{job} {so_far}: {shown.get('why') or f'it is {state}.'}"
     if shown.get("step"):
         return f"{job} was recorded by an older Weft, which kept no times; run it again."
     lines = without_places((shown.get("error") or "").strip().splitlines())

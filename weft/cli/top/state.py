@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from weft.cli.screens.time_summary import time_summary
 from weft.plan.kinds import is_compute_lane
-from weft.spec.job_state import TERMINAL_STATES
+from weft.spec.job_state import TERMINAL_STATES, WAITING_STATES
 from weft.transport.wire.frames import Message
 
 VERSION: Final = 1
@@ -102,10 +102,13 @@ def _sequence_length(text: str) -> int | None:
 
 
 def ordered(jobs: Sequence[Message]) -> list[Message]:
-    """Those that wait or run as they were submitted, running ones first; then those that have ended, newest first."""
+    """Those that wait or run as they were submitted, running ones first; then those that have ended, newest first.
+
+    A job that is paused, or was stopped for another one, waits, though it has started before.
+    """
     alive = [job for job in jobs if job["state"] not in TERMINAL_STATES]
     ended = [job for job in jobs if job["state"] in TERMINAL_STATES]
-    alive.sort(key=lambda job: (job["started_at"] is None, job["submitted_at"], job["job"]))
+    alive.sort(key=lambda job: (job["state"] in WAITING_STATES, job["submitted_at"], job["job"]))
     ended.sort(key=lambda job: -(job["ended_at"] or 0.0))
     return alive + ended
 
@@ -197,13 +200,18 @@ def _job(history: RecentSamples, shown: Message) -> dict[str, Any]:
     newest, before = history.newest, history.before(WINDOW_SECONDS)
     assert newest is not None
     window = None
-    if before is not None and before.shown is not None and shown["state"] not in TERMINAL_STATES:
+    if before is not None and before.shown is not None and _holds_workers(shown):
         window = newest.at - before.at
         shown = _within(before.shown, shown)
     summary = time_summary(shown)
     keys = ("why", "loss", "validation", "error", "started_at", "ended_at")
     told = {**summary, **{key: shown.get(key) for key in keys}, "window_seconds": window}
     return {**told, **asdict(_pace(history.before(PACE_SECONDS), newest))}
+
+
+def _holds_workers(shown: Message) -> bool:
+    """Whether there is something to tell of the last seconds, and a pace."""
+    return shown["state"] not in TERMINAL_STATES | WAITING_STATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +222,7 @@ class _Pace:
 
 
 def _pace(before: Sample | None, after: Sample) -> _Pace:
-    if before is None or before.shown is None or after.shown is None or after.shown["state"] in TERMINAL_STATES:
+    if before is None or before.shown is None or after.shown is None or not _holds_workers(after.shown):
         return _Pace()
     shown = after.shown
     grown = (shown["step"] or 0) - (before.shown["step"] or 0)
