@@ -18,6 +18,7 @@ num_shared_mappings = runpy.run_path(str(Path(__file__).with_name("real_daemon.p
 _RECOVERY = runpy.run_path(str(Path(__file__).with_name("test_recovery.py")))
 held_behind_a_snapshot, check_is_undisturbed = _RECOVERY["held_behind_a_snapshot"], _RECOVERY["check_is_undisturbed"]
 until, SECONDS, FIRST_CALL = _RECOVERY["until"], _RECOVERY["SECONDS"], _RECOVERY["FIRST_CALL"]
+scrape = runpy.run_path(str(Path(__file__).with_name("test_metrics.py")))["scrape"]
 STRATEGIES, PIPELINE = _RECOVERY["STRATEGIES"], _RECOVERY["PIPELINE"]
 StartDaemon = Callable[..., Any]
 
@@ -55,6 +56,7 @@ def test_a_paused_job_frees_its_workers_and_memory_and_goes_on_with_the_same_bit
             assert shown["step"] < shown["steps"]
             assert {worker["state"] for worker in daemon.client.status()["workers"]} <= {"free", "down"}
             until(lambda: num_shared_mappings(directory) == mapped, "its memory is free")
+            assert scrape(daemon)["weft_shared_memory_bytes", (("job", job),)] == 0
         shown = daemon.client.show(job)
         assert (shown["state"], bool(shown["checkpoint"])) == ("paused", True)
         assert daemon.client.resume(job) == {"job": job, "created": False}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,8 +16,13 @@ from weft.plan.kinds import MODE_INDEX
 from weft.plan.plan import Plan
 from weft.plan.rows import packed_rows
 from weft.scheduler.runs.iteration_pace import Pace
-from weft.scheduler.runs.run import PlannedAttempt
+from weft.scheduler.runs.run import PlannedAttempt, Run
+from weft.scheduler.runs.run_directory import RunDirectory
 from weft.scheduler.runs.series import GRACE_SECONDS, TICKS_PER_LIMIT, JobMetrics
+from weft.spec.job_spec import JobSpec
+from weft.spec.job_state import JobState
+
+WriteAtOnce = runpy.run_path(str(Path(__file__).resolve().parents[2] / "write_at_once.py"))["WriteAtOnce"]
 
 SECOND = 1_000_000_000
 WORKERS = ("cpu-0", "cpu-1", "loader-0")
@@ -116,6 +123,36 @@ def test_the_last_values_of_a_job_stand_for_a_while_after_its_end_and_then_go(at
         assert series(exporter, "weft_shared_memory_bytes", "job") == {(attempt.job,): 0}
     metrics.tick([], 100.5 + GRACE_SECONDS)
     assert exporter.render() == empty
+
+
+def test_a_job_that_has_let_go_has_no_memory_until_its_next_attempt(attempt: PlannedAttempt) -> None:
+    exporter, metrics = begun(attempt)
+    metrics.let_go(attempt.job)
+    metrics.tick([attempt], 100.0)
+    assert series(exporter, "weft_shared_memory_bytes", "job") == {(attempt.job,): 0}
+    metrics.begin(PlannedAttempt(attempt.job, 2, attempt.plan, WORKERS))
+    assert series(exporter, "weft_shared_memory_bytes", "job") == {(attempt.job,): attempt.plan.shared_bytes}
+    metrics.let_go("unplanned")  # it has been inspected alone, and has no series
+    assert ("unplanned",) not in series(exporter, "weft_shared_memory_bytes", "job")
+
+
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.PAUSED])
+def test_a_daemon_that_goes_on_with_a_paused_job_gives_it_no_memory(
+    attempt: PlannedAttempt, tmp_path: Path, state: JobState
+) -> None:
+    job = {"entry": "digits.py:workload", "epochs": 1, "batch_size": 8}
+    spec = JobSpec.parse({"job": job, "directory": str(tmp_path)})
+    run = Run(
+        job=attempt.job,
+        spec=spec,
+        files=RunDirectory(attempt.job, tmp_path, WriteAtOnce()),
+        state=state,
+        attempt=attempt,
+    )
+    exporter = Exporter()
+    JobMetrics(exporter).go_on(run)
+    memory = attempt.plan.shared_bytes if state is JobState.RUNNING else 0
+    assert series(exporter, "weft_shared_memory_bytes", "job") == {(attempt.job,): memory}
 
 
 def test_the_limit_is_a_series_while_it_is_known_alone(

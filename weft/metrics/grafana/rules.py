@@ -166,7 +166,7 @@ ALERTS: Final = (
         name="WeftJobStuck",
         expression=(
             "changes(weft_job_step[10m]) == 0 and on (instance, job) (weft_job_step offset 10m)\n"
-            "  and on (instance, job) (weft_shared_memory_bytes > 0)"
+            "  and on (instance, job) (min_over_time(weft_shared_memory_bytes[10m]) > 0)"
         ),
         holds="0m",
         severity="critical",

@@ -304,7 +304,7 @@ METRICS: Final = (
         kind=MetricKind.GAUGE,
         unit="bytes",
         labels=("job",),
-        help="Shared memory that the job's board and arenas hold.",
+        help="Shared memory that the job's board and arenas hold; 0 while it is paused or waits.",
     ),
     Metric(
         name="weft_build_info",

@@ -170,9 +170,7 @@ class Driver:
                 delay = back_off(worker.failures)
                 self._perform(events.StartWorker(worker=worker.name, kind=worker.kind, delay_seconds=delay))
         for run in self.runs.values():
-            if run.attempt is not None:
-                self._metrics.begin(run.attempt, len(run.switching.changes))
-                self._exporter.set("weft_job_snapshot_step", run.attempt.snapshot_step or 0, job=run.job)
+            self._metrics.go_on(run)
             job = self.core.jobs.get(run.job)
             if job is not None and job.phase is Phase.PLANNING and run.inspected_attempt == job.attempt:
                 self._begin_plan({"job": job.name, "attempt": job.attempt, "inspection": run.inspection})
@@ -282,6 +280,8 @@ class Driver:
 
     def _drop(self, command: events.DropArenas) -> None:
         self._pool.drop(arenas_name(command.job, command.attempt))
+        if command.attempt is not None:
+            self._metrics.let_go(command.job)
 
     def _saved(self, run: Run, answer: Message) -> None:
         """The job may have ended meanwhile."""

@@ -1,6 +1,7 @@
 """A job's series as Prometheus sees them: set from its run, kept for a few scrapes after its end, then gone.
 
     begin ──▶ publish, once a tick ──▶ end: the last values stand ──GRACE_SECONDS──▶ dropped
+      ▲─────────── let_go ◀──┘   paused, stopped for another job, lost: it has no memory
 
 A job's end would otherwise take what it did since the last scrape with it, and of a short job everything. Where there
 are many series, those of jobs that have ended go earlier.
@@ -16,7 +17,8 @@ from weft.metrics.prometheus.exporter import Exporter
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import is_compute_lane
 from weft.scheduler.runs.books import Books
-from weft.scheduler.runs.run import PlannedAttempt
+from weft.scheduler.runs.run import PlannedAttempt, Run
+from weft.spec.job_state import WAITING_STATES
 
 GRACE_SECONDS: Final = 60.0  # four scrapes at Prometheus's usual interval of 15 s: the last one, and some that fail
 TICKS_PER_LIMIT: Final = 10  # the critical cycle takes milliseconds to find, on a core that a lane has use for
@@ -50,6 +52,20 @@ class JobMetrics:
                 # From 0, before it happens: what a counter has when it is first seen is not in its rate.
                 labels = {"job": job, "worker": attempt.workers[lane.worker], "lane": lane.name, "mode": "idle"}
                 self._exporter.add("weft_lane_seconds_total", 0, **labels)
+
+    def go_on(self, run: Run) -> None:
+        """A job that an earlier Weft has begun in this daemon, whose series are new."""
+        if run.attempt is None:
+            return
+        self.begin(run.attempt, len(run.switching.changes))
+        self._exporter.set("weft_job_snapshot_step", run.attempt.snapshot_step or 0, job=run.job)
+        if run.state in WAITING_STATES:
+            self.let_go(run.job)
+
+    def let_go(self, job: str) -> None:
+        """Its attempt is over, and its memory is free; another attempt may come, at once or much later."""
+        if job in self._live:
+            self._exporter.set("weft_shared_memory_bytes", 0, job=job)
 
     def iteration(self, attempt: PlannedAttempt, iteration: Iteration) -> None:
         """It has just been finished."""
