@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,15 @@ def test_there_are_four_boards() -> None:
 @EACH_BOARD
 def test_a_board_asks_for_what_is_declared(board: Dashboard) -> None:
     check_board(board, families())
+
+
+@EACH_BOARD
+def test_jobs_of_two_daemons_that_have_the_same_id_are_not_added_up(board: Dashboard) -> None:
+    for panel in board.panels():
+        for query in panel.queries:
+            for by in re.findall(r"by \(([^)]*)\)", query.expression):
+                labels = set(by.split(", "))
+                assert "job" not in labels or "instance" in labels, (panel.title, query.expression)
 
 
 @EACH_BOARD

@@ -174,7 +174,10 @@ _THROUGHPUT = Panel(
     text="Samples trained on in a second.",
     unit="suffix:samples/s",
     queries=(
-        Query(expression=f"sum by (job) (rate(weft_job_samples_total{{{JOB}}}[$__rate_interval]))", legend="{{job}}"),
+        Query(
+            expression=f"sum by (instance, job) (rate(weft_job_samples_total{{{JOB}}}[$__rate_interval]))",
+            legend="{{job}}",
+        ),
     ),
 )
 
@@ -196,7 +199,9 @@ _ITERATION = Panel(
     queries=(
         Query(expression=f"instance_job:weft_iteration_seconds:mean1m{{{JOB}}}", legend="{{job}}: measured, mean"),
         Query(
-            expression=_quantile(0.95, f"weft_iteration_seconds_bucket{{{JOB}}}", "$__rate_interval", "job, le"),
+            expression=_quantile(
+                0.95, f"weft_iteration_seconds_bucket{{{JOB}}}", "$__rate_interval", "instance, job, le"
+            ),
             legend="{{job}}: 95 % below",
         ),
         Query(expression=f"weft_plan_predicted_iteration_seconds{{{JOB}}}", legend="{{job}}: predicted"),

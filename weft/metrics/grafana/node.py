@@ -99,7 +99,7 @@ _MEMORY = Panel(
     unit="bytes",
     width=8,
     stacked=True,
-    queries=(Query(expression=f"sum by (job) (weft_shared_memory_bytes{{{INSTANCE}}})", legend="{{job}}"),),
+    queries=(Query(expression=f"sum by (instance, job) (weft_shared_memory_bytes{{{INSTANCE}}})", legend="{{job}}"),),
 )
 
 _SCRAPE = Panel(

@@ -54,7 +54,10 @@ _STALLED_WORKERS = Panel(
     width=8,
     top=1.0,
     queries=(
-        Query(expression=_share_of_each("job, worker", f"{COMPUTE},{STALLS}", COMPUTE), legend="{{job}}: {{worker}}"),
+        Query(
+            expression=_share_of_each("instance, job, worker", f"{COMPUTE},{STALLS}", COMPUTE),
+            legend="{{job}}: {{worker}}",
+        ),
     ),
 )
 
@@ -68,7 +71,7 @@ _OTHER_LANES = Panel(
     queries=(
         Query(
             expression=_share_of_each(
-                "job, worker, lane",
+                "instance, job, worker, lane",
                 f'{LANES},lane!~"compute.*",mode!~"stall_.*|recovery|idle"',
                 f'{LANES},lane!~"compute.*"',
             ),
@@ -155,7 +158,7 @@ _TRANSFER = Panel(
     width=6,
     queries=(
         Query(
-            expression=f"sum by (job, kind) (rate(weft_transfer_bytes_total{{{JOB}}}{RATE}))",
+            expression=f"sum by (instance, job, kind) (rate(weft_transfer_bytes_total{{{JOB}}}{RATE}))",
             legend="{{job}}: {{kind}}",
         ),
     ),
