@@ -166,6 +166,14 @@ def test_a_stage_gives_a_unit_to_the_neighbour_that_computes_less() -> None:
     assert remedies.of_slow_stage(setup, 0, 1, 2).alternatives == (("strategy.split=[1, 4]",),)
     assert remedies.of_slow_stage(setup, 0, 0, 1).alternatives == (("strategy.stages=2",),)
     assert "unset" not in remedies.of_slow_stage(setup, 0, 1, 2).text
+    chosen = replace(setup, chosen=True)  # beside preset = "auto" a split by itself was refused
+    remedy = remedies.of_slow_stage(chosen, 0, 1, 0)
+    assert remedy.alternatives == (("strategy.stages=3", "strategy.split=[2, 5]"),)
+    assert remedy.text.endswith("strategy.stages = 3 with strategy.split = [2, 5].")
+    tables = {"job": {"entry": "a.py:b", "steps": 1, "batch_size": 8}, "strategy": {"preset": "auto"}, "directory": "/"}
+    for setting in remedy.alternatives[0]:
+        apply_override(tables, setting)
+    JobSpec.parse(tables)
     given_split = Setup(strategy=Strategy(stages=3, split=[1, 5]), stages=stages, batch_size=8, num_train=8)
     assert remedies.of_slow_stage(given_split, 0, 1, 2).text.endswith("or leave split unset to balance measured times.")
     assert remedies.of_slow_stage(given_split, 0, 0, 1).alternatives == (("strategy.stages=2", "strategy.split=[1]"),)

@@ -148,6 +148,12 @@ def test_on_a_narrow_terminal_lanes_are_told_in_words_and_no_word_is_cut(width: 
     assert "the second stage is the slow one, it computes 23 % longer than the mean stage." in whole
 
 
+def test_a_remedy_for_a_job_whose_strategy_was_chosen_says_all_that_its_file_does_not() -> None:
+    told = time_summary(SHOWN | {"spec": {"strategy": {"preset": "auto"}}})["diagnosis"]
+    assert told["alternatives"] == (("strategy.stages=2", "strategy.split=[3]"),)
+    assert time_summary(SHOWN)["diagnosis"]["alternatives"] == (("strategy.split=[3]",),)
+
+
 def test_a_long_path_is_cut_on_the_page_and_whole_as_data() -> None:
     time = TIME | {"critical_path": PATH | {"steps": [STEP] * (MAX_STEPS + 7)}}
     assert page_of(SHOWN | {"time": time})[-1] == "and 7 more, which --json has"

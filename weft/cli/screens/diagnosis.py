@@ -75,10 +75,11 @@ class Times:
     overlap: Mapping[str, Mapping[str, Mapping[str, float]]]
     plan: Message
     path: Message | None = None  # the critical path of the last iterations
+    chosen: bool = False  # whether the strategy is one that `auto` has chosen
 
     @property
     def setup(self) -> Setup | None:
-        return Setup.of(self.plan)
+        return Setup.of(self.plan, chosen=self.chosen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

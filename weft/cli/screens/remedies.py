@@ -39,10 +39,11 @@ class Setup:
     batch_size: int  # as many samples as there are at the most
     num_train: int  # samples of a pass over the data
     streams: bool = False  # of whose data one loader draws items one after another
+    chosen: bool = False  # by `auto`: the job's file says less than the strategy
     resting: tuple[int, ...] = ()  # replicas whose share has become 0, so that they get no samples
 
     @classmethod
-    def of(cls, plan: Message) -> Setup | None:
+    def of(cls, plan: Message, *, chosen: bool = False) -> Setup | None:
         """None of a job that a Weft has recorded whose plans did not say."""
         if not all(key in plan for key in ("strategy", "stages", "batch_size", "num_train")):
             return None
@@ -54,6 +55,7 @@ class Setup:
             batch_size=min(plan["batch_size"], plan["num_train"]),
             num_train=plan["num_train"],
             streams=plan.get("streams", False),
+            chosen=chosen,
             resting=tuple(number for number, share in enumerate(shares) if not share),
         )
 
@@ -217,7 +219,8 @@ def of_slow_stage(setup: Setup, number: int, stage: int | None, lighter: int) ->
     if stage is None:
         return Remedy(text=f"Give it fewer units with strategy.split{balance}.")
     if (split := one_unit_less(setup, number, stage, lighter)) is not None:
-        cut = setup.changed(number, split=split)
+        told = {"stages": len(split) + 1} if setup.chosen else {}  # which the job's file does not say
+        cut = setup.changed(number, **told, split=split)
         why = "" if given else "Its units take longer than when they were inspected. "
         return Remedy(text=f"{why}Give it fewer units: {_spoken(cut)}{balance}.", alternatives=(cut,))
     fewer = fewer_stages(setup, number, setup.replica(number).num_stages - 1)

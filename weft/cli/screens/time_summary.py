@@ -13,6 +13,7 @@ from typing import Any, Final
 from weft.cli.screens.diagnosis import Times, diagnose, is_wait
 from weft.plan.error_places import without_places
 from weft.plan.kinds import is_compute_lane
+from weft.spec.presets import AUTO
 from weft.transport.wire.frames import Message
 
 VERSION: Final = 1
@@ -64,6 +65,7 @@ def _diagnosis(shown: Message, lanes: Mapping[str, Message], time: Message) -> d
             overlap=shown.get("overlap") or {},
             plan=shown.get("plan") or {},
             path=time.get("critical_path"),
+            chosen=((shown.get("spec") or {}).get("strategy") or {}).get("preset") == AUTO,
         )
     )
     return asdict(found) if found else None
