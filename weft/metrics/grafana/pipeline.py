@@ -153,7 +153,8 @@ _HIDDEN_SHARE = Panel(
 
 _TRANSFER = Panel(
     title="Transfers",
-    text="To devices: samples (fetch) and parameters (up); from them: gradients (down).",
+    text="To devices: samples (fetch), parameters or sums of gradients (up, reload, refresh); from them: gradients "
+    "(down).",
     unit="Bps",
     width=6,
     queries=(
