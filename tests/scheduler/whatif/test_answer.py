@@ -404,6 +404,30 @@ def test_a_wake_up_counts_from_the_end_of_what_was_waited_for(recording_of: Reco
     assert answer.baseline_error == pytest.approx(0, abs=1e-6)
 
 
+def test_a_job_whose_compute_lanes_hardly_wait_tells_of_a_wake_up_by_its_other_lanes(recording_of: RecordingOf) -> None:
+    """Of two waits one was twelve milliseconds late, so every wake-up took six, and nothing could be predicted."""
+    recording = recording_of(stages=2, microbatches=2)
+    run_of = {(task, i): (start, end) for rows in recording.rows.values() for _, task, i, _, start, end in rows}
+    ids = {task.name: task.id for task in recording.tasks}
+
+    def with_waits(lane: str, source: str, target: str, count: int, late: float) -> bytes:
+        distance = {(edge.source, edge.target): edge.distance for edge in recording.edges}[ids[source], ids[target]]
+        stall, waits = MODES.index("stall_slot"), []
+        for i in range(distance, distance + count):
+            start, end = run_of[ids[source], i - distance]
+            waits.append((stall, ids[target], i, ids[source], start, end + round(late * SCALE)))
+        return packed_rows(sorted([*recording.rows[lane], *waits], key=lambda row: row[4:]))
+
+    slot = next(edge for edge in recording.edges if edge.target == ids["LOAD(0,0)"] and edge.distance)
+    reader = recording.tasks[slot.source].name
+    packed = {
+        "cpu-1/compute": with_waits("cpu-1/compute", "FORWARD(0,0)", "FORWARD(1,0)", 2, 6.0),
+        "loader-0/load": with_waits("loader-0/load", reader, "LOAD(0,0)", ITERATIONS - slot.distance, 0.25),
+    }
+    answer = what_if(replace(recording, packed={**recording.packed, **packed}))
+    assert answer.wake_seconds == pytest.approx(0.25)
+
+
 @pytest.mark.parametrize("strategy", [{}, {"stages": 2, "microbatches": 2}, {"replicas": 2, "share": "adaptive"}])
 def test_a_batch_is_no_larger_than_the_data_and_that_is_told(
     recording_of: RecordingOf, strategy: dict[str, Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Final
@@ -15,11 +15,12 @@ from weft.plan.placement import COMPUTE
 from weft.plan.rows import Row
 
 DISPATCH: Final = MODES.index("stall_dispatch")
+FEW: Final = 8  # waits: of fewer the median may be what another program on the core has made of one of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
-    wake_seconds: float  # from the end of what a compute lane waits for to the end of its wait, the median
+    wake_seconds: float  # from the end of what a lane waits for to the end of its wait, the median
     by_lane: Mapping[str, float]  # seconds of reports and dispatches for each task, by the name of the lane
 
     @property
@@ -37,15 +38,17 @@ def overheads_of(recording: Recording) -> Overheads:
         if num_tasks:
             lost = sum(row[5] - row[4] for row in rows if row[0] == DISPATCH)
             shares.setdefault(lane.rpartition("/")[2], []).append(lost / num_tasks / NANOSECONDS)
-    wakes = wake_latencies(recording)
+    wakes = wake_latencies(recording, filter(is_compute_lane, recording.rows))
+    if len(wakes) < FEW:
+        wakes = wake_latencies(recording, recording.rows)
     return Overheads(
         wake_seconds=median(wakes) if wakes else 0.0,
         by_lane={name: fmean(parts) for name, parts in shares.items()},
     )
 
 
-def wake_latencies(recording: Recording) -> list[float]:
-    """Seconds from the end of a task to the end of the wait for it, of every wait of a compute lane that it ended."""
+def wake_latencies(recording: Recording, lanes: Iterable[str]) -> list[float]:
+    """Seconds from the end of a task to the end of the wait for it, of every wait of these lanes that it ended."""
     distances = {(edge.source, edge.target): edge.distance for edge in recording.edges}
     ends = {
         (row[1], row[2]): row[5]
@@ -54,8 +57,8 @@ def wake_latencies(recording: Recording) -> list[float]:
         if row[0] < FIRST_STALL and row[1] >= 0
     }
     found = []
-    for lane, rows in recording.rows.items():
-        for row in rows if is_compute_lane(lane) else ():
+    for lane in lanes:
+        for row in recording.rows[lane]:
             latency = _latency(row, distances, ends)
             if latency is not None:
                 found.append(latency / NANOSECONDS)
