@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from weft.reference import loop, run
 from weft.reference.loop import ReferenceResult
-from weft.reference.run import _write_run
+from weft.reference.run import _write_run, run_reference
+from weft.spec.job_spec import JobSpec
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "model.safetensors", "best.safetensors"])
@@ -33,3 +37,24 @@ def test_a_disk_that_takes_no_more_is_told_with_the_file_and_the_remedy(tmp_path
         _write_run(tmp_path, trained)
     assert str(told.value).startswith(str(tmp_path / name))
     assert told.value.strerror is None
+
+
+@pytest.mark.parametrize(("ends", "told"), [((100.0, 101.0, 102.0, 152.0, 153.0), 1.0), ((100.0,), None)])
+def test_an_iteration_is_a_step_and_no_part_of_imports_and_validations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: tuple[float, ...], told: float | None
+) -> None:
+    """It was all of the run's time by the number of steps: 189 ms of a loop whose steps took one, and so compared."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def train(spec: JobSpec, *, on_step: Callable[[int, float], None], **_: object) -> ReferenceResult:
+        for step, end in enumerate(ends):
+            clock.now = end
+            on_step(step, 0.5)
+        nothing = {"validations": [], "measured": [], "learning_rates": [], "grad_norms": [], "skipped": []}
+        return ReferenceResult(losses=[0.5] * len(ends), state={"weight": torch.zeros(4)}, **nothing)
+
+    monkeypatch.setattr(loop, "train", train)
+    job = {"entry": "a.py:workload", "steps": len(ends), "batch_size": 1}
+    result = run_reference(JobSpec.parse({"job": job, "directory": str(tmp_path)}), threads=1, runs_dir=tmp_path)
+    assert (result["iteration_seconds"], result["seconds"]) == (told, ends[-1])

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from weft.spec.job_spec import JobSpec
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 MAX_RUNS_OF_ONE_NAME = 10_000
 REPORT_SECONDS = 1.0
+STEPS_OF_MEDIAN = 127  # the newest: as of a job that Weft runs, with which it is compared
 
 _NOTHING_MEASURED = (
     "weft: strategy.compile = 'auto': nothing is measured here, and units run eager; for the bits of a job give the "
@@ -44,9 +48,9 @@ def run_reference(spec: JobSpec, *, threads: int, runs_dir: Path, compiled: Path
         print(_NOTHING_MEASURED, file=sys.stderr)
     run_dir = _new_directory(runs_dir, f"{spec.entry_file.stem}-reference")
     result: Message = {"job": run_dir.name, "run_dir": str(run_dir), "model": None, "validation": {}}
-    start = time.monotonic()
+    start, told = time.monotonic(), _Steps()
     try:
-        trained = reference.train(spec, threads=threads, on_step=_reporter(), compiled=compiled)
+        trained = reference.train(spec, threads=threads, on_step=told, compiled=compiled)
     except (Exception, SystemExit) as error:  # whatever the user's code raises
         fault = fault_of(error)
         print(fault.message, file=sys.stderr)
@@ -71,7 +75,7 @@ def run_reference(spec: JobSpec, *, threads: int, runs_dir: Path, compiled: Path
         "steps": steps,
         "loss": loss,
         "seconds": seconds,
-        "iteration_seconds": seconds / steps if steps else None,
+        "iteration_seconds": told.median_seconds() if steps else None,
         "limit_seconds": None,
     }
 
@@ -121,15 +125,21 @@ def _writing(path: Path) -> Iterator[None]:
         raise OSError(f"{path} cannot be written: {why}; make room, or give another --runs-dir") from error
 
 
-def _reporter() -> Callable[[int, float], None]:
-    """Called with (step, loss) after each update; prints at most once a second."""
-    last = time.monotonic()
+class _Steps:
+    """Called with (step, loss) after each update: stamps the newest of them, and prints at most once a second."""
 
-    def report(step: int, loss: float) -> None:
-        nonlocal last
+    def __init__(self) -> None:
+        self._ends: deque[float] = deque(maxlen=STEPS_OF_MEDIAN + 1)
+        self._printed_at = time.monotonic()
+
+    def __call__(self, step: int, loss: float) -> None:
         now = time.monotonic()
-        if now - last >= REPORT_SECONDS:
-            last = now
+        self._ends.append(now)
+        if now - self._printed_at >= REPORT_SECONDS:
+            self._printed_at = now
             print(f"step {step + 1}  loss {loss:.4g}", file=sys.stderr, flush=True)
 
-    return report
+    def median_seconds(self) -> float | None:
+        """Of a step, from the end of the one before; None of a single one, which has imports and caches in it."""
+        seconds = [after - before for before, after in pairwise(self._ends)]
+        return median(seconds) if seconds else None
