@@ -94,6 +94,13 @@ def test_a_presets_list_that_cannot_stand_beside_stealing_is_told_as_it_could(pr
     assert [each.num_stages for each in taken.strategy.replica_list] == [2, 1]
 
 
+def test_a_presets_working_window_that_nothing_streams_through_is_told_as_a_list_without_it() -> None:
+    """To leave it out was no help: it was the preset's own."""
+    found = re.search(r"replicas = \[.*\]$", problem_of_spec(spec(mode="forward", preset="stronghold")) or "")
+    assert found is not None
+    assert problem_of_spec(spec(mode="forward", preset="stronghold", **tomllib.loads(found[0]))) is None
+
+
 @pytest.mark.parametrize(
     "given",
     [

@@ -43,8 +43,8 @@ def problem_of_spec(spec: JobSpec) -> str | None:
         return problem
     if spec.job.mode == "forward" and any(replica.working_window for replica in strategy.replica_list):
         return (
-            "strategy.replicas: working_window streams what updates change, and job.mode = 'forward' has none; leave "
-            "working_window out"
+            "strategy.replicas: working_window streams what updates change, and job.mode = 'forward' has none; give a "
+            f"list without it: replicas = {shown_replicas(strategy.replica_list, without='working_window')}"
         )
     if spec.job.mode == "forward" and spec.stop is not None:
         return "[stop] is about training, and job.mode = 'forward' has none; leave the table out"
