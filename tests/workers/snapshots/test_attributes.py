@@ -40,6 +40,11 @@ def updated(value: Any, items: dict[Any, Any]) -> Any:
     return value
 
 
+@torch.inference_mode()
+def inferred(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
 CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "a number": (lambda: 0, lambda value: value + 1),
     "a truth": (lambda: 1, lambda value: True),
@@ -53,11 +58,19 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "a list in a list": (lambda: [1, [2]], lambda value: (value[1].append(3), value)[1]),
     "a window": (lambda: deque([1.0, 2.0], maxlen=2), lambda value: grown(value, 3.0)),
     "a long window": (lambda: deque(range(9999), maxlen=9999), lambda value: grown(value, 3)),
+    "a number amid many": (lambda: [0] * 20_000, lambda value: (value.__setitem__(10_000, 1), value)[1]),
+    "one of many lists": (lambda: [[0] for _ in range(999)], lambda value: (value[500].append(1), value)[1]),
+    "one of many in a dict": (lambda: dict.fromkeys(range(999), 0), lambda value: updated(value, {500: 1})),
+    "one of a large set for another": (lambda: {*range(9999)}, lambda value: value ^ {5000, 10_000}),
     "a set": (lambda: {1, "a"}, lambda value: value | {2.5}),
     "a dict": (lambda: {"a": 1}, lambda value: updated(value, {("b", 2): [torch.ones(2)]})),
     "an ordered dict": (lambda: OrderedDict(a=1), lambda value: updated(value, {"b": 2})),
     "counts": (lambda: Counter("ab"), lambda value: updated(value, {"a": 2})),
     "a tensor in place": (lambda: torch.zeros(3), lambda value: value.add_(1)),
+    "a tensor by its data": (lambda: torch.zeros(3), lambda value: (value.data.add_(1), value)[1]),
+    "a tensor by numpy": (lambda: torch.zeros(()), lambda value: (np.add(value, 1, out=value.numpy()), value)[1]),
+    "a tensor in inference mode": (lambda: inferred(torch.zeros, 3), lambda value: inferred(value.add_, 1)),
+    "a view in steps by its data": (lambda: torch.zeros(2, 3).T[1:], lambda value: (value.data.add_(1), value)[1]),
     "another tensor": (lambda: torch.zeros(3), lambda value: torch.ones(2, dtype=torch.int8)),
     "a number of torch's": (lambda: torch.tensor(2), lambda value: value + 1),
     "an expanded tensor": (lambda: torch.zeros(1).expand(3), lambda value: torch.arange(3.0)),

@@ -24,6 +24,7 @@ from weft.workers.snapshots.remembered import (
     GENERATORS,
     MAPPINGS,
     MAX_BYTES,
+    MAX_DEPTH,
     PARTED,
     VALUES_AS_THEY_ARE,
     WITH_STORAGE,
@@ -40,7 +41,7 @@ from weft.workload.workload import Workload
 
 Kept = dict[str, dict[str, Any]]  # by the module's name and the attribute's
 
-MAX_PARTS = 256  # arbitrary: of one attribute, that are looked at; of more, those at both ends
+MAX_PARTS = 10_000  # arbitrary: of one attribute, that are looked at one by one; of more, those at both ends
 
 TORCHS = frozenset(("forward", "_compiled_call_impl", *vars(nn.Module())))  # what each module has
 _ABSENT = object()
@@ -51,7 +52,7 @@ class Attributes:
 
     def __init__(self, modules: Mapping[str, nn.Module | Variables]) -> None:
         """modules: by name, as they were built."""
-        self._modules = dict(modules)
+        self.modules = dict(modules)
         self._first: dict[str, dict[str, tuple[Any, object]]] = {}
         self._restored: dict[tuple[str, str], object] = {}  # looks
         self._built = BuiltObjects()
@@ -76,7 +77,7 @@ class Attributes:
 
     def as_restored(self) -> list[tuple[str, str]]:
         """Of what has changed, what is as it was restored: another stage may have changed it since."""
-        places = ((name, key, _namespace_of(self._modules[name])) for name, key in self._restored)
+        places = ((name, key, _namespace_of(self.modules[name])) for name, key in self._restored)
         return [
             (name, key)
             for name, key, there in places
@@ -99,7 +100,7 @@ class Attributes:
         """kept: as `changed` told, of these modules and perhaps others."""
         restoring = RestoredValues(self._built)
         self._restored.clear()
-        for name, module in self._modules.items():
+        for name, module in self.modules.items():
             for key, value in kept.get(name, {}).items():
                 there = _namespace_of(module)
                 if key == EXTRA_STATE and isinstance(module, nn.Module):
@@ -112,8 +113,8 @@ class Attributes:
 
     def _changed(self) -> Iterator[tuple[str, str, Any]]:
         """Names, and what is written of it or why nothing is."""
-        writing = WrittenValues(self._built, _Places(self._modules.values()).has)
-        for name, module in self._modules.items():
+        writing = WrittenValues(self._built, _Places(self.modules.values()).has)
+        for name, module in self.modules.items():
             first, own = self._first[name], dict(_own_of(module))
             yield from ((name, key, DELETED) for key in first.keys() - own.keys())
             for key, value in own.items():
@@ -162,21 +163,38 @@ def _first_look(value: Any) -> tuple[Any, object]:
     return value if type(value) in VALUES_AS_THEY_ARE else _ABSENT, _look(value, [MAX_PARTS])
 
 
-def _look(value: Any, left: list[int]) -> object:
+def _look(value: Any, left: list[int], depth: int = 0) -> object:
     """Equal to another one as long as the value is the same. left: of parts."""
     kind = type(value)
     if kind in VALUES_AS_THEY_ARE:
         return kind, value
     if kind in WITH_STORAGE:  # another kind of tensor need not answer this
-        return SameObject(value), -1 if value.is_inference() else value._version
-    if kind in PARTED:
-        return kind, len(value), [_look(part, left) for part in _parts(value, left)]
+        return SameObject(value), -1 if value.is_inference() else value._version, _elements(value)
+    if kind in PARTED and depth < MAX_DEPTH:
+        return kind, len(value), _look_at_parts(value, left, depth)
     if kind is np.ndarray and value.nbytes <= MAX_BYTES:
         return value.shape, value.dtype.str, value.tobytes()
     if kind in GENERATORS:
         state = GENERATORS[kind][0](value)
         return state.numpy().tobytes() if isinstance(state, torch.Tensor) else _look(state, [MAX_PARTS])
     return SameObject(value)
+
+
+def _elements(tensor: torch.Tensor) -> bytes:
+    """Of a small one: who writes by `.data`, by numpy or in inference mode leaves its version as it is."""
+    if tensor.requires_grad or not tensor.is_cpu or tensor.layout is not torch.strided or tensor.nbytes > MAX_BYTES:
+        return b""
+    own = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
+    return bytes(own.view(torch.uint8).numpy())  # what numpy has seen is never resized again
+
+
+def _look_at_parts(value: Any, left: list[int], depth: int) -> object:
+    """Where none can change in place, they are compared at once, however many there are."""
+    parts = [*value.keys(), *value.values()] if type(value) in MAPPINGS else [*value]
+    kinds = [*map(type, parts)]
+    if VALUES_AS_THEY_ARE.issuperset(kinds):
+        return frozenset(zip(kinds, parts, strict=True)) if type(value) is set else (kinds, parts)
+    return [_look(part, left, depth + 1) for part in _parts(value, left)]
 
 
 def _parts(value: Any, left: list[int]) -> Iterable[Any]:

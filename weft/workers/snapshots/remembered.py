@@ -25,6 +25,7 @@ Path = tuple[str | int, ...]  # the module's name, the attribute's, and numbers 
 
 MAX_BYTES = 1 << 20  # arbitrary: of one tensor; a larger one is a result (a map of attention) more often than memory
 
+MAX_DEPTH = 64  # arbitrary: of parts in parts that are looked at, since one may contain itself
 _PYTHONS = frozenset((type(None), bool, int, float, complex, str, bytes))
 VALUES_AS_THEY_ARE = _PYTHONS | {torch.Size, torch.dtype, torch.device}
 _ABSENT = object()
@@ -67,8 +68,9 @@ class BuiltObjects:
         if type(value) in _SHAREABLE:
             self._objects[path] = SameObject(value)
             self._paths.setdefault(id(value), path)
-        for number, part in enumerate(first_parts(value, left)):
-            self.add(part, (*path, number), left)
+        if len(path) < MAX_DEPTH:
+            for number, part in enumerate(first_parts(value, left)):
+                self.add(part, (*path, number), left)
 
     def path_of(self, value: Any) -> Path | None:
         path = self._paths.get(id(value))
