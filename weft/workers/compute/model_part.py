@@ -114,12 +114,34 @@ def part_of(workload: Workload, stage: StagePlan, others: WithOthers = ALONE) ->
 def check_built(model: nn.Module, stages: Sequence[StagePlan]) -> None:
     """stages: of one replica. Errors: WorkloadError, where the model is another than was inspected."""
     known = {name for name, _ in named_tensors(model)}
-    missing = next((name for stage in stages for name in stage.state if name not in known), None)
+    unknown = [name for stage in stages for name in stage.state if name not in known]
+    is_saved = _empty_buffers(model) if unknown else {}
+    check_stays_none(name for name in unknown if is_saved.get(name))
+    missing = next((name for name in unknown if name not in is_saved), None)
     if missing is not None:
         raise WorkloadError(
             f"Workload.model has no {missing!r:.80}, and had it when it was inspected; the function must build the "
             "same model in every process (torch's generator is seeded before it is called, and no other)"
         )
+
+
+def check_stays_none(names: Iterable[str]) -> None:
+    """names: of buffers of a state dict that were None and are no longer. Errors: WorkloadError for any."""
+    for name in names:
+        raise WorkloadError(
+            f"the buffer {name!r:.80} of Workload.model, which was built as None, becomes a tensor in a step; give it "
+            "in __init__ the shape and dtype that it will have, or register it with persistent=False"
+        )
+
+
+def _empty_buffers(model: nn.Module) -> dict[str, bool]:
+    """By name: whether a state dict would have it."""
+    return {
+        f"{place}.{key}".removeprefix("."): key not in module._non_persistent_buffers_set
+        for place, module in model.named_modules()
+        for key, buffer in module._buffers.items()
+        if buffer is None
+    }
 
 
 def whole_state(model: nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
+from torch import nn
 
 from weft.transport.memory.arena import Arena
 from weft.workers.compute.handover import check_fits
-from weft.workers.compute.model_part import ModelPart
+from weft.workers.compute.model_part import ModelPart, check_stays_none
 from weft.workers.devices.device import Memory
+from weft.workers.devices.host import HostDevice
 
 
 class Homes:
@@ -51,13 +53,15 @@ def keep_state(part: ModelPart, names: Collection[str], arena: Arena, device: Me
     a teacher's mean. A module may have put other tensors in the place of its buffers since.
     """
     changing, kept = [], set(map(id, part.buffers().values()))
-    for name, tensor in part.named_state():
+    first = dict(part.named_state())
+    for name, tensor in first.items():
         if name in names:
             arena[name].copy_(tensor.data)
             changing += [name] if id(tensor) in kept else []
 
     def publish() -> None:
         now = dict(part.named_state())
+        check_stays_none(sorted(now.keys() - first.keys()))
         for name in changing:
             copy_buffer(name, arena[name], now[name], device)
 
@@ -74,3 +78,29 @@ def copy_buffer(name: str, place: torch.Tensor, value: torch.Tensor, device: Mem
         "register it with persistent=False",
     )
     device.copy(place, value.data)
+
+
+def restore_buffers(part: ModelPart, modules: Mapping[str, nn.Module], saved: Mapping[str, torch.Tensor]) -> None:
+    """modules: the stage's own, by name. Raises WorkloadError where a buffer of the model's state has another shape or
+    dtype. Another one may have come to any, and a slot that was built empty to a tensor."""
+    now, state = part.buffers(), dict(part.named_state())
+    slots = {f"{name}.{key}".removeprefix("."): (m, key) for name, m in modules.items() for key in m._buffers}
+    for name, value in saved.items():
+        there = now.get(name)
+        if there is not None and (name in state or name not in slots or _is_alike(there, value)):
+            copy_buffer(name, there, value, HostDevice())
+        elif name in slots:
+            module, key = slots[name]
+            there = module._buffers[key]
+            holders = [(module, key)] if there is None else [at for at in slots.values() if _at(*at) is there]
+            new = value.clone()
+            for module, key in holders:
+                module._buffers[key] = new
+
+
+def _at(module: nn.Module, key: str) -> torch.Tensor | None:
+    return module._buffers[key]
+
+
+def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and one.dtype is other.dtype

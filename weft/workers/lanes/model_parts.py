@@ -42,10 +42,9 @@ from weft.workers.compute.stage import Stage, computing_in
 from weft.workers.compute.stage_parcels import StageParcels
 from weft.workers.compute.stage_tasks import StageTasks
 from weft.workers.compute.unit_stage import UnitStage
-from weft.workers.compute.unit_state import Homes, copy_buffer, keep_state, move_state
+from weft.workers.compute.unit_state import Homes, copy_buffer, keep_state, move_state, restore_buffers
 from weft.workers.compute.weights import Weights
 from weft.workers.devices.device import Accelerator, Device
-from weft.workers.devices.host import HostDevice
 from weft.workers.lanes.loaded import Loaded
 from weft.workers.lanes.shown import Shown
 from weft.workers.memory.bucket_memory import BucketMemory
@@ -259,11 +258,9 @@ class ModelParts:
             for name, parameter in self._named[holder].items():
                 if (values := saved.values(name, parameter)) is not None:
                     parameter.copy_(values)
-            now = self._parts[holder].buffers()
-            for name, value in saved.buffers(holder.replica).items():
-                if name in now:
-                    copy_buffer(name, now[name], value, HostDevice())
-            self._attributes[holder].restore(saved.attributes(holder.replica))
+            attributes = self._attributes[holder]
+            restore_buffers(self._parts[holder], attributes.modules, saved.buffers(holder.replica))
+            attributes.restore(saved.attributes(holder.replica))
 
     @property
     def can_rewind(self) -> bool:
