@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +65,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "a set": (lambda: {1, "a"}, lambda value: value | {2.5}),
     "a dict": (lambda: {"a": 1}, lambda value: updated(value, {("b", 2): [torch.ones(2)]})),
     "an ordered dict": (lambda: OrderedDict(a=1), lambda value: updated(value, {"b": 2})),
+    "a dict that makes its parts": (lambda: defaultdict(list, a=[1]), lambda value: (value["b"].append(2), value)[1]),
     "counts": (lambda: Counter("ab"), lambda value: updated(value, {"a": 2})),
     "a tensor in place": (lambda: torch.zeros(3), lambda value: value.add_(1)),
     "a tensor by its data": (lambda: torch.zeros(3), lambda value: (value.data.add_(1), value)[1]),
@@ -102,6 +103,7 @@ def test_what_has_changed_comes_back_and_nothing_else(change: str) -> None:
     theirs.restore(kept)
     assert same(one.value, other.value)
     assert getattr(one.value, "maxlen", None) == getattr(other.value, "maxlen", None)
+    assert not isinstance(one.value, defaultdict) or one.value.default_factory() == other.value.default_factory()
     one.value = changed(changed(one.value))
     ours.restore(kept)
     assert same(one.value, other.value), "in one that has gone on, too"
@@ -153,6 +155,7 @@ class Pair(nn.Module):
 SHARED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "a dict": (lambda: {"calls": 0}, lambda value: updated(value, {"calls": 7})),
     "an ordered dict": (lambda: OrderedDict(b=0), lambda value: updated(value, {"a": 7})),
+    "a dict that makes its parts": (lambda: defaultdict(list, a=[1]), lambda value: (value["b"].append(2), value)[1]),
     "counts": (lambda: Counter("ab"), lambda value: updated(value, {"a": 2})),
     "a list": (lambda: [1], lambda value: grown(value, 2)),
     "a window": (lambda: deque([1, 2], maxlen=2), lambda value: grown(value, 3)),
@@ -323,6 +326,28 @@ def test_what_is_deleted_is_gone_where_training_goes_on() -> None:
     one.value = 2  # and what comes back is a change like another
     of(other).restore(attributes.changed())
     assert other.value == 2
+
+
+def test_a_dict_that_makes_its_parts_by_the_users_function_keeps_that_one() -> None:
+    one, other = Holder(defaultdict(lambda: 1)), Holder(defaultdict(lambda: 1))
+    ours, theirs = of(one), of(other)
+    one.value["b"] += 1
+    theirs.restore(decoded(encoded(ours.changed())))
+    assert other.value == {"b": 2}
+    assert other.value["new"] == 1
+    one.value = defaultdict(lambda: 3, a=1)
+    assert ours.lost() == ["value (a defaultdict of <lambda>)"]
+
+
+def test_what_is_too_large_is_told_where_it_was_there_when_the_model_was_built() -> None:
+    """Else it is a result, most often."""
+    model = Holder(torch.zeros(MAX_BYTES))
+    model.late = None
+    attributes = of(model)
+    model.value.add_(1)
+    model.late = torch.zeros(MAX_BYTES)
+    assert attributes.lost() == ["value (of 4 MiB)"]
+    assert attributes.changed() == {}
 
 
 def test_what_contains_itself_is_told() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import collections
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import nn
 
 import weft
 from weft.reference import loop as reference
-from weft.workers.snapshots.step_memory import StepMemory
+from weft.workers.snapshots.step_memory import LostAttributes, StepMemory
 
 _ATTEMPT = runpy.run_path(str(Path(__file__).parents[1] / "lanes" / "test_attempt.py"))
 Turns, planned_workload = _ATTEMPT["Turns"], _ATTEMPT["planned_workload"]
@@ -153,3 +154,41 @@ def test_a_look_tells_what_validation_keeps_apart_from_what_training_keeps_and_a
     validate(model, torch.ones(3, 2))
     assert memory.look(learns=True) == before[True] is not None
     assert memory.look(learns=False) != before[False] is not None
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.total, self.of = 0.0, [bytearray(1)]
+
+
+class Metered(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.meter, self.settings, self.both = Meter(), Meter(), [Meter(), 0]
+        self.meter.weight = self.weight  # of the model, which training changes anyway
+        self.table, self.watch = torch.zeros(1 << 19), collections.UserDict(n=0)
+
+
+def test_what_changes_inside_of_an_object_that_no_snapshot_has_is_told() -> None:
+    model = nn.Sequential(Metered(), nn.ReLU())
+    attributes = LostAttributes(
+        weft.Workload(model, (torch.zeros(1),), optimizer=torch.optim.SGD, step=lambda *_: None)
+    )
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    model[0].meter.total += 1  # a number of an object of the user's
+    model[0].both[0].total += 1
+    assert attributes.names() == []
+    model[0].meter.of[0][0] += 1
+    assert attributes.names() == ["Workload.model.0.meter.of (a list)"]
+    model[0].both[0].of[0][0] += 1
+    model[0].settings = Meter()
+    model[0].table += 1
+    model[0].watch["n"] = 1
+    assert sorted(attributes.names()) == [
+        "0.settings (a Meter)",
+        "0.table (of 2 MiB)",
+        "0.watch (a UserDict)",
+        "Workload.model.0.both.0.of (a list)",
+        "Workload.model.0.meter.of (a list)",
+    ]

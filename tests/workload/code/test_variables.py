@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +18,7 @@ from weft.workload.workload import Workload
 
 count = 0
 table = {"count": 0}
+settings = argparse.Namespace(count=0)
 
 
 class Counter:
@@ -51,6 +53,10 @@ def in_a_new_global(*_: Any) -> None:
 
 def in_a_table(*_: Any) -> None:
     table["count"] += 1
+
+
+def in_settings(*_: Any) -> None:
+    settings.count += 1
 
 
 def in_itself(*_: Any) -> None:
@@ -92,6 +98,7 @@ STEPS: dict[str, Callable[[], Callable[..., Any]]] = {
     "a global": lambda: in_a_global,
     "one that was not there": lambda: in_a_new_global,
     "a table": lambda: in_a_table,
+    "a namespace": lambda: in_settings,
     "a function's own": lambda: in_itself,
     "a default": lambda: in_a_default,
     "an object": lambda: in_an_object,

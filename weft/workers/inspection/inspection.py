@@ -51,7 +51,7 @@ from weft.workers.inspection.sizes import (
 from weft.workers.inspection.state_facts import parameter_facts
 from weft.workers.inspection.times import copy_bytes_per_second
 from weft.workers.inspection.update_times import GradientSample, unsaved, update_facts, update_times
-from weft.workers.snapshots.attributes import Attributes
+from weft.workers.snapshots.step_memory import LostAttributes
 from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workload.aliases import aliases_of, check_aliases, referred_elsewhere
 from weft.workload.building import digests_of
@@ -288,7 +288,7 @@ def _inspected(
     trained = sizes_of_training(specs, batches.num_train)
     aliases, changes = aliases_of(workload.model) if learns else [], ParameterChanges(workload.model)
     required, hook = trainable(workload), None if optimizer is None else hook_of(optimizer)
-    attributes, options = Attributes.of_job(dict(workload.model.named_modules()), workload), options_of(optimizer)
+    attributes, options = LostAttributes(workload), options_of(optimizer)
     ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
     check_aliases(aliases)
     steps = _step_facts(optimizer, options)
@@ -324,7 +324,7 @@ def _inspected(
         "epoch_metrics": list(workload.epoch_metrics) if learns else [],
         **scheduler_facts(workload, scheduler),
         "batch_modules": _batch_modules(workload.model, learns=learns),
-        "lost_attributes": attributes.lost() if learns else [],
+        "lost_attributes": attributes.names() if learns else [],
         "loose_parameter": loose_parameter,
         **again,
         "unsaved": None if optimizer is None else unsaved(optimizer, scheduler, update),

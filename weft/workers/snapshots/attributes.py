@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from weft.workers.snapshots.remembered import (
     VALUES_AS_THEY_ARE,
     WITH_STORAGE,
     BuiltObjects,
+    LargeError,
     NotPlainError,
     RestoredValues,
     SameObject,
@@ -42,9 +44,13 @@ from weft.workload.workload import Workload
 Kept = dict[str, dict[str, Any]]  # by the module's name and the attribute's
 
 MAX_PARTS = 10_000  # arbitrary: of one attribute, that are looked at one by one; of more, those at both ends
+MAX_LOOKED_AT = (
+    4 * MAX_BYTES
+)  # arbitrary: of one attribute's tensors and arrays; of more, whether autograd counts a change
 
 TORCHS = frozenset(("forward", "_compiled_call_impl", *vars(nn.Module())))  # what each module has
 _ABSENT = object()
+_NONE = (type(None), None)  # its look
 
 
 class Attributes:
@@ -52,12 +58,12 @@ class Attributes:
 
     def __init__(self, modules: Mapping[str, nn.Module | Variables]) -> None:
         """modules: by name, as they were built."""
-        self.modules = dict(modules)
+        self._holders = dict(modules)
         self._first: dict[str, dict[str, tuple[Any, object]]] = {}
         self._restored: dict[tuple[str, str], object] = {}  # looks
         self._built = BuiltObjects()
         for name, module in modules.items():
-            own = dict(_own_of(module))
+            own = dict(own_of(module))
             self._first[name] = {key: _first_look(value) for key, value in own.items()}
             for key in own.keys() - {EXTRA_STATE}:
                 self._built.add(own[key], (name, key), [MAX_PARTS])
@@ -66,6 +72,10 @@ class Attributes:
     def of_job(cls, modules: Mapping[str, nn.Module], workload: Workload) -> Attributes:
         """With the variables of its functions and classes."""
         return cls({**modules, **variables_of(workload)})
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        return {name: each for name, each in self._holders.items() if isinstance(each, nn.Module)}
 
     def changed(self) -> Kept:
         """Plain data, whatever changes later."""
@@ -77,11 +87,11 @@ class Attributes:
 
     def as_restored(self) -> list[tuple[str, str]]:
         """Of what has changed, what is as it was restored: another stage may have changed it since."""
-        places = ((name, key, _namespace_of(self.modules[name])) for name, key in self._restored)
+        places = ((name, key, _namespace_of(self._holders[name])) for name, key in self._restored)
         return [
             (name, key)
             for name, key, there in places
-            if key in there and _look(there[key], [MAX_PARTS]) == self._restored[name, key]
+            if key in there and _look(there[key], _Left()) == self._restored[name, key]
         ]
 
     def lost(self) -> list[str]:
@@ -100,7 +110,7 @@ class Attributes:
         """kept: as `changed` told, of these modules and perhaps others."""
         restoring = RestoredValues(self._built)
         self._restored.clear()
-        for name, module in self.modules.items():
+        for name, module in self._holders.items():
             for key, value in kept.get(name, {}).items():
                 there = _namespace_of(module)
                 if key == EXTRA_STATE and isinstance(module, nn.Module):
@@ -109,22 +119,25 @@ class Attributes:
                     there.pop(key, None)
                 else:
                     there[key] = restoring.restored(value, there.get(key), (name, key))
-                    self._restored[name, key] = _look(there[key], [MAX_PARTS])
+                    self._restored[name, key] = _look(there[key], _Left())
 
     def _changed(self) -> Iterator[tuple[str, str, Any]]:
         """Names, and what is written of it or why nothing is."""
-        writing = WrittenValues(self._built, _Places(self.modules.values()).has)
-        for name, module in self.modules.items():
-            first, own = self._first[name], dict(_own_of(module))
+        writing = WrittenValues(self._built, _Places(self._holders.values()).has)
+        for name, module in self._holders.items():
+            first, own = self._first[name], dict(own_of(module))
             yield from ((name, key, DELETED) for key in first.keys() - own.keys())
             for key, value in own.items():
                 before, looked = first.get(key, (_ABSENT, None))
-                if (before is value and type(value) in VALUES_AS_THEY_ARE) or looked == _look(value, [MAX_PARTS]):
+                if (before is value and type(value) in VALUES_AS_THEY_ARE) or looked == _look(value, _Left()):
                     continue
                 try:
                     yield name, key, writing.written(value, (name, key))
                 except RecursionError:
                     yield name, key, NotPlainError("it contains itself")
+                except LargeError as error:
+                    is_result = looked in (None, _NONE)  # of a step, most often, where nothing was built
+                    yield name, key, NotPlainError("" if is_result else f"of {error.num_bytes / (1 << 20):.3g} MiB")
                 except NotPlainError as error:
                     yield name, key, error
 
@@ -148,7 +161,7 @@ def _namespace_of(module: nn.Module | Variables) -> Variables:
     return vars(module) if isinstance(module, nn.Module) else module
 
 
-def _own_of(module: nn.Module | Variables) -> Iterable[tuple[str, Any]]:
+def own_of(module: nn.Module | Variables) -> Iterable[tuple[str, Any]]:
     """One that tells its extra state has told all."""
     if isinstance(module, nn.Module) and type(module).get_extra_state is not nn.Module.get_extra_state:
         return [(EXTRA_STATE, module.get_extra_state())]
@@ -159,36 +172,51 @@ def _own_of(module: nn.Module | Variables) -> Iterable[tuple[str, Any]]:
 # --- looks
 
 
+@dataclass(slots=True)
+class _Left:
+    """What of one attribute is still to be looked at."""
+
+    parts: int = MAX_PARTS
+    num_bytes: int = MAX_LOOKED_AT
+
+    def takes(self, num_bytes: int) -> bool:
+        if num_bytes > min(MAX_BYTES, self.num_bytes):
+            return False
+        self.num_bytes -= num_bytes
+        return True
+
+
 def _first_look(value: Any) -> tuple[Any, object]:
-    return value if type(value) in VALUES_AS_THEY_ARE else _ABSENT, _look(value, [MAX_PARTS])
+    return value if type(value) in VALUES_AS_THEY_ARE else _ABSENT, _look(value, _Left())
 
 
-def _look(value: Any, left: list[int], depth: int = 0) -> object:
-    """Equal to another one as long as the value is the same. left: of parts."""
+def _look(value: Any, left: _Left, depth: int = 0) -> object:
+    """Equal to another one as long as the value is the same. left: of it."""
     kind = type(value)
     if kind in VALUES_AS_THEY_ARE:
         return kind, value
     if kind in WITH_STORAGE:  # another kind of tensor need not answer this
-        return SameObject(value), -1 if value.is_inference() else value._version, _elements(value)
+        return SameObject(value), -1 if value.is_inference() else value._version, _elements(value, left)
     if kind in PARTED and depth < MAX_DEPTH:
         return kind, len(value), _look_at_parts(value, left, depth)
-    if kind is np.ndarray and value.nbytes <= MAX_BYTES:
+    if kind is np.ndarray and left.takes(value.nbytes):
         return value.shape, value.dtype.str, value.tobytes()
     if kind in GENERATORS:
         state = GENERATORS[kind][0](value)
-        return state.numpy().tobytes() if isinstance(state, torch.Tensor) else _look(state, [MAX_PARTS])
+        return state.numpy().tobytes() if isinstance(state, torch.Tensor) else _look(state, _Left())
     return SameObject(value)
 
 
-def _elements(tensor: torch.Tensor) -> bytes:
+def _elements(tensor: torch.Tensor, left: _Left) -> bytes:
     """Of a small one: who writes by `.data`, by numpy or in inference mode leaves its version as it is."""
-    if tensor.requires_grad or not tensor.is_cpu or tensor.layout is not torch.strided or tensor.nbytes > MAX_BYTES:
+    is_plain = tensor.is_cpu and not tensor.requires_grad and tensor.layout is torch.strided
+    if not (is_plain and left.takes(tensor.nbytes)):
         return b""
     own = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
     return bytes(own.view(torch.uint8).numpy())  # what numpy has seen is never resized again
 
 
-def _look_at_parts(value: Any, left: list[int], depth: int) -> object:
+def _look_at_parts(value: Any, left: _Left, depth: int) -> object:
     """Where none can change in place, they are compared at once, however many there are."""
     parts = [*value.keys(), *value.values()] if type(value) in MAPPINGS else [*value]
     kinds = [*map(type, parts)]
@@ -197,9 +225,9 @@ def _look_at_parts(value: Any, left: list[int], depth: int) -> object:
     return [_look(part, left, depth + 1) for part in _parts(value, left)]
 
 
-def _parts(value: Any, left: list[int]) -> Iterable[Any]:
-    count = max(0, min(left[0], len(value)))
-    left[0] -= count
+def _parts(value: Any, left: _Left) -> Iterable[Any]:
+    count = max(0, min(left.parts, len(value)))
+    left.parts -= count
     if type(value) is set:
         return sorted(map(repr, value)) if count == len(value) else ()
     parts = value.items() if type(value) in MAPPINGS else value

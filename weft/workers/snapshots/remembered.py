@@ -13,7 +13,7 @@ import copy
 import itertools
 import random
 import weakref
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -34,10 +34,15 @@ DELETED = (f"{_MARK}deleted", (), None)
 _GENERATOR = f"{_MARK}generator"
 _BUILT = f"{_MARK}built"  # the object that stood at a path when the model was built
 _SAME = f"{_MARK}same"  # the object that was written at a path, which need not be there
-MAPPINGS = frozenset((dict, OrderedDict, Counter))
+MAPPINGS = frozenset((dict, OrderedDict, Counter, defaultdict))
 PARTED = MAPPINGS | {list, tuple, set, deque}
 _KEY = "key"  # in a path
 _NAMED: dict[str, type] = {kind.__name__: kind for kind in (set, OrderedDict, Counter)}
+_OWN = ""  # a function of the user's, which the object that was built has
+_FACTORIES: dict[str | None, Any] = {
+    kind.__name__: kind for kind in (int, float, list, dict, set, str)
+}  # of defaultdict
+_FACTORIES |= {None: None, _OWN: None}
 WITH_STORAGE = (torch.Tensor, nn.Parameter)
 GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {  # what they read and write
     torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
@@ -54,6 +59,14 @@ _SHAREABLE = _CONTAINERS | {torch.Tensor} | GENERATORS.keys()  # who changes one
 
 class NotPlainError(Exception):
     """It cannot be written down, as what it is told to be; or, without a word, it is nothing to be kept."""
+
+
+class LargeError(NotPlainError):
+    """Without a word, too: it would be too large, if it is something to be kept."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__()
+        self.num_bytes = num_bytes
 
 
 class BuiltObjects:
@@ -150,13 +163,21 @@ class WrittenValues:
                 raise NotPlainError(f"an array of {value.dtype}") from None
         if kind in MAPPINGS:
             items = dict(self._items(value, path))
-            return items if kind is dict else (f"{_MARK}{kind.__name__}", items, None)
+            return items if kind is dict else (f"{_MARK}{kind.__name__}", items, self._factory(value))
         if kind in PARTED and not is_marked(value):
             parts = self._parts(value, path)
             if kind is deque:
                 return f"{_MARK}deque", parts, value.maxlen
             return (f"{_MARK}set", parts, None) if kind is set else kind(parts)
         raise NotPlainError(f"a {kind.__name__}")
+
+    def _factory(self, value: Any) -> str | None:
+        """As what makes a defaultdict's parts is written."""
+        factory = value.default_factory if type(value) is defaultdict else None
+        known = next((name for name, each in _FACTORIES.items() if each is factory), _OWN)
+        if known == _OWN and self._built.path_of(value) is None:
+            raise NotPlainError(f"a defaultdict of {getattr(factory, '__name__', factory)!s:.40}")
+        return known
 
     def _items(self, items: Mapping[Any, Any], path: Path) -> Iterator[tuple[Any, Any]]:
         for number, (key, part) in enumerate(items.items()):
@@ -168,8 +189,10 @@ class WrittenValues:
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if type(tensor) is not torch.Tensor or tensor.requires_grad or tensor.is_meta:
             raise NotPlainError
-        if tensor.layout is not torch.strided or tensor.nbytes > MAX_BYTES or self._is_kept(tensor):
+        if tensor.layout is not torch.strided or self._is_kept(tensor):
             raise NotPlainError
+        if tensor.nbytes > MAX_BYTES:
+            raise LargeError(tensor.nbytes)
         return tensor.to("cpu", copy=True)
 
 
@@ -242,6 +265,8 @@ class RestoredValues:
             name, parts, bound = value[0].removeprefix(_MARK), self._read(value[1], path), value[2]
             if name == "array":
                 return parts.numpy()
+            if name == "defaultdict":
+                return defaultdict(_FACTORIES[bound], parts)
             return deque(parts, bound) if name == "deque" else _NAMED[name](parts)
         if type(value) in (list, tuple):
             return type(value)(self._parts(value, path))

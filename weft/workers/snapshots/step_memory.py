@@ -6,13 +6,19 @@ A step that leaves nothing may be run again in its place. Of one that leaves som
 
 from __future__ import annotations
 
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from weft.workers.snapshots.attributes import TORCHS
+from weft.workers.snapshots.attributes import TORCHS, Attributes, own_of
+from weft.workers.snapshots.remembered import GENERATORS, VALUES_AS_THEY_ARE, WITH_STORAGE
 from weft.workload.code.beside_model import modules_beside
 from weft.workload.code.fingerprint import fingerprint
+from weft.workload.code.variables import objects_of, variables_of
 from weft.workload.cutting.placeholder import Placeholder
 from weft.workload.workload import Workload
+
+# What is kept if it changes; and what a step calls, most often: of that nobody knows which part is memory.
+_APART = (*WITH_STORAGE, *GENERATORS, FunctionType, BuiltinFunctionType, MethodType, ModuleType, type)
 
 
 class StepMemory:
@@ -38,3 +44,45 @@ class StepMemory:
     def close(self) -> None:
         """For good: lets go of the model, and of what functions have hold of."""
         self._modules, self._functions = [], {True: [], False: []}
+
+
+class LostAttributes:
+    """What snapshots do not have of what modules remember: what stands there, and what has changed inside of it."""
+
+    def __init__(self, workload: Workload) -> None:
+        """As its model was built."""
+        model, variables = workload.model, variables_of(workload)
+        modules = dict(model.named_modules())
+        self._attributes = Attributes({**modules, **variables})
+        own = {
+            name: each for name, each in variables.items() if name.startswith("Workload.model.") and type(each) is dict
+        }
+        self._holders = {**modules, **own}  # of the model alone: functions may refer to data
+        self._known = [*modules.values(), *model.parameters(), *model.buffers(), *objects_of(workload)]
+        self._first = self._inside()
+
+    def names(self) -> list[str]:
+        """Of those that have changed since, with what they are."""
+        kept, told = self._attributes.changed(), self._attributes.lost()
+        known = {each.rpartition(" (")[0] for each in told} | {_name(m, key) for m in kept for key in kept[m]}
+        for (module, key), (value, look) in self._inside().items():
+            before, looked = self._first.get((module, key), (None, None))
+            if before is value and looked != look and _name(module, key) not in known:
+                told.append(f"{_name(module, key)} (a {type(value).__name__})")
+        return told
+
+    def _inside(self) -> dict[tuple[str, str], tuple[Any, str | None]]:
+        """Looks at what snapshots do not have if it changes, by the module's name and the attribute's."""
+        looks: dict[int, str | None] = {}  # by id, since many modules may have one
+        found = {}
+        for name, holder in self._holders.items():
+            for key, value in own_of(holder):
+                if type(value) not in VALUES_AS_THEY_ARE and not isinstance(value, _APART):
+                    if id(value) not in looks:
+                        looks[id(value)] = fingerprint(value, apart=self._known)
+                    found[name, key] = value, looks[id(value)]
+        return found
+
+
+def _name(module: str, key: str) -> str:
+    return f"{module}.{key}".removeprefix(".")

@@ -106,6 +106,8 @@ class _Walk:
                 self._array(value)
             case np.generic() | PurePath() | Enum():
                 self._add(value)
+            case bytearray():
+                self._add_bytes(bytes(value))
             case torch.Generator():
                 self._tensor(value.get_state())
             case random.Random():

@@ -11,12 +11,13 @@ data, optimizers and schedulers, which are kept otherwise.
 
 from __future__ import annotations
 
+import argparse
 import opcode
 import sys
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from functools import partial
 from itertools import islice
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -36,38 +37,44 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _KEPT_OTHERWISE = (torch.Tensor, Dataset, DataLoader, Sampler, torch.optim.Optimizer, LRScheduler, Workload)
 _CODE = (FunctionType, MethodType, staticmethod, classmethod, property)
 _NEVER_PLAIN = (*_CODE, BuiltinFunctionType, ModuleType, type)
+_NAMESPACES = (SimpleNamespace, argparse.Namespace)  # of nobody's code: what a job is set to, often
 _TORCHS = frozenset(vars(nn.Module()))
 
 
 def variables_of(workload: Workload) -> dict[str, Variables]:
     """Of the functions that a process calls which trains, of the model's classes, and of what these refer to. By names
     that no module of the model has, the same in every process."""
-    search = _Search()
-    for name in ("step", "loss", "validate", "on_epoch", "model"):
-        search.add(f"Workload.{name}", getattr(workload, name))
-    return search.found()
+    return _Search(workload).found
+
+
+def objects_of(workload: Workload) -> list[object]:
+    """Whose attributes these are."""
+    return _Search(workload).objects
 
 
 class _Search:
-    def __init__(self) -> None:
-        self._found: dict[str, Variables] = {}
+    def __init__(self, workload: Workload) -> None:
+        self.found: dict[str, Variables] = {}
+        self.objects: list[object] = []
         self._namespaces: dict[int, _Named] = {}  # by the id of each
         self._seen: dict[int, Any] = {}  # what was looked at, so that nothing else gets its id
         self._left: list[tuple[str, Any]] = []
+        for name in ("step", "loss", "validate", "on_epoch", "model"):
+            self._add(f"Workload.{name}", getattr(workload, name))
+        self._run()
 
-    def add(self, name: str, value: Any) -> None:
+    def _add(self, name: str, value: Any) -> None:
         value = undecorated(value) if isinstance(value, _CODE) else value
         if type(value) not in _PLAIN and not isinstance(value, _KEPT_OTHERWISE):
             self._left.append((name, value))
 
-    def found(self) -> dict[str, Variables]:
+    def _run(self) -> None:
         for name, value in self._left:  # which grows meanwhile
             if len(self._seen) >= MAX_LOOKED_AT:
                 break
             if id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self._look(name, value)
-        return {name: each for name, each in self._found.items() if each or not isinstance(each, _OfClass)}
 
     def _look(self, name: str, value: Any) -> None:
         match value:
@@ -75,10 +82,10 @@ class _Search:
                 if is_users(value.__code__.co_filename):
                     self._function(name, value)
             case MethodType():
-                self.add(name, value.__self__)
-                self.add(f"{name}.{value.__func__.__name__}", value.__func__)
+                self._add(name, value.__self__)
+                self._add(f"{name}.{value.__func__.__name__}", value.__func__)
             case partial():
-                self.add(f"{name}.func", value.func)
+                self._add(f"{name}.func", value.func)
                 self._parts(name, value.args)
                 self._named(name, value.keywords)
             case type():
@@ -90,20 +97,23 @@ class _Search:
                 self._parts(name, value)
             case dict():
                 self._parts(name, value.values())
-            case _ if _is_own(type(value)) and isinstance(own := getattr(value, "__dict__", None), dict):
-                self._found[name] = own
-                self.add(f"{name}.{type(value).__name__}", type(value))
+            case _ if (_is_own(type(value)) or type(value) in _NAMESPACES) and isinstance(
+                own := getattr(value, "__dict__", None), dict
+            ):
+                self.found[name] = own
+                self.objects.append(value)
+                self._add(f"{name}.{type(value).__name__}", type(value))
                 self._named(name, own)
 
     def _function(self, name: str, function: FunctionType) -> None:
         code, known = function.__code__, function.__globals__
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         if cells:
-            self._found[f"{name}.around"] = _Cells(cells)
+            self.found[f"{name}.around"] = _Cells(cells)
         self._named(name, {key: content for key, cell in cells.items() for content in contents_of(cell)})
         names = names_in(code)
         if vars(function) or function.__name__ in names:
-            self._found[f"{name}.own"] = vars(function)
+            self.found[f"{name}.own"] = vars(function)
         self._namespace(name, known, names if _stores_globals(code) else names & known.keys())
         for key in sorted(names & known.keys()):
             if isinstance(module := known[key], ModuleType) and is_users(getattr(module, "__file__", None) or ""):
@@ -114,31 +124,32 @@ class _Search:
     def _namespace(self, name: str, namespace: dict[str, Any], names: set[str]) -> None:
         """names: that a function asks for."""
         if id(namespace) not in self._namespaces:
-            self._found[f"{name}.globals"] = self._namespaces[id(namespace)] = _Named(namespace)
+            self.found[f"{name}.globals"] = self._namespaces[id(namespace)] = _Named(namespace)
         self._namespaces[id(namespace)].names |= names
         for key in sorted(names & namespace.keys()):
-            self.add(f"{name}.{key}", namespace[key])
+            self._add(f"{name}.{key}", namespace[key])
 
     def _class(self, name: str, kind: type) -> None:
-        self._found[f"{name}.class"] = _OfClass(kind)
+        if own := _OfClass(kind):
+            self.found[f"{name}.class"] = own
         for base in kind.__bases__:
-            self.add(f"{name}.{base.__name__}", base)
+            self._add(f"{name}.{base.__name__}", base)
         self._named(name, vars(kind))
 
     def _modules(self, name: str, root: nn.Module) -> None:
         """Their attributes are kept as modules'; what is in objects there is not."""
         for prefix, module in root.named_modules():
-            self.add(f"{name}.{type(module).__name__}", type(module))
+            self._add(f"{name}.{type(module).__name__}", type(module))
             own = {key: each for key, each in vars(module).items() if key not in _TORCHS}
             self._named(f"{name}.{prefix}".removesuffix("."), own)
 
     def _named(self, name: str, values: Mapping[str, Any]) -> None:
         for key, value in values.items():
-            self.add(f"{name}.{key}", value)
+            self._add(f"{name}.{key}", value)
 
     def _parts(self, name: str, values: Iterable[Any]) -> None:
         for number, value in enumerate(islice(values, MAX_PARTS)):
-            self.add(f"{name}.{number}", value)
+            self._add(f"{name}.{number}", value)
 
 
 def _stores_globals(code: CodeType) -> bool:
