@@ -125,6 +125,11 @@ class CutStage(Stage):
         self._learns = training
         self._model.train(training)
 
+    def go_on(self, training: bool) -> None:
+        self._learns = training
+        for module in self._model.modules():
+            module.training = training
+
     def forward(self, microbatch: int, step: int, received: Tensors, batch: Any) -> Tensors:
         return self._forward(microbatch, step, received, batch)[0]
 

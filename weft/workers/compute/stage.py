@@ -40,6 +40,9 @@ class Stage(Protocol):
 
     def train(self, training: bool) -> None: ...
 
+    def go_on(self, training: bool) -> None:
+        """All modules are in that mode, and none is told."""
+
     def forward(self, microbatch: int, step: int, received: Tensors, batch: Any) -> Tensors:
         """What goes to other stages, with its graph or, under recompute, without. What backward needs is kept. received
         may be in slots: they are read in place until the microbatch's backward is done."""

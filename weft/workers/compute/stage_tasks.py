@@ -34,6 +34,7 @@ from weft.workers.compute.stage_parcels import StageParcels
 from weft.workers.compute.weights import Weights
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.memory.parcels import DoesNotFit
+from weft.workers.snapshots.attributes import Attributes, Modes
 from weft.workload.faults import NonFiniteLoss
 from weft.workload.workload import WorkloadError
 
@@ -96,6 +97,20 @@ class StageTasks:
         self._phase, self._counting = None, (-1, ())
         if self._publish is not None:
             self._publish()
+
+    def go_on(self, attributes: Attributes, modes: Modes | None) -> None:
+        """From what was saved. In the middle of an epoch, or of its validation, the model has been told of it before,
+        and is not again: what its `train()` counts would count twice. modes: None where an older release has saved."""
+        if modes is None:
+            return
+        first, before = (self._course.iteration(max(0, self._course.begins - back)) for back in (0, 1))
+        phase = (first.epoch, first.learns)
+        if first is not before and phase == (before.epoch, before.learns):
+            self._phase = phase
+            self._stage.go_on(first.learns)
+            if not first.learns:
+                self._before_evaluation()
+        attributes.restore_modes(modes)
 
     def close(self) -> None:
         """For good."""

@@ -98,6 +98,10 @@ class UnitStage(Stage):
         for unit in self.units:
             unit.module.train(training)
 
+    def go_on(self, training: bool) -> None:
+        for module in (each for unit in self.units for each in unit.module.modules()):
+            module.training = training
+
     def forward(self, microbatch: int, step: int, received: Tensors, batch: DataPair) -> Tensors:
         return [self._forward(microbatch, step, received, batch, None)]
 

@@ -176,7 +176,7 @@ class ModelParts:
         parcels = StageParcels([pair for pair in self._parcels if pair[0].replica == holder[0]], holder[1], parameters)
         parts = ForwardParts.of(self._view, holder, parameters, self._go_on, self._device)
         stage = self._stage(plan, own, parcels, parts)
-        self.stages[holder] = StageTasks(
+        self.stages[holder] = stage_tasks = StageTasks(
             stage,
             replica=holder[0],
             is_last=is_last,
@@ -192,6 +192,8 @@ class ModelParts:
             samples_of=functools.partial(sample_numbers, self._train, self._spec.job.seed),
             parts=parts,
         )
+        if self._saved is not None:
+            stage_tasks.go_on(self._attributes[holder], self._saved.modes(holder.replica))
         names = dict(zip(map(id, parameters), self._names, strict=True))
         if self._memory is None and not self._course.itinerary.forward_only:
             self.own_updates[holder.stage] = self._own_update(own, names, homes, publish, holder.stage)
@@ -258,9 +260,8 @@ class ModelParts:
             for name, parameter in self._named[holder].items():
                 if (values := saved.values(name, parameter)) is not None:
                     parameter.copy_(values)
-            attributes = self._attributes[holder]
-            restore_buffers(self._parts[holder], attributes.modules, saved.buffers(holder.replica))
-            attributes.restore(saved.attributes(holder.replica))
+            restore_buffers(self._parts[holder], self._attributes[holder].modules, saved.buffers(holder.replica))
+            self._attributes[holder].restore(saved.attributes(holder.replica))
 
     @property
     def can_rewind(self) -> bool:
@@ -288,6 +289,7 @@ class ModelParts:
             if holder.replica == 0:
                 self.shown[holder.stage].begin()
             self.stages[holder].rewind()
+            self.stages[holder].go_on(self._attributes[holder], saved.modes(holder.replica))
         for memory in self.memories.values():
             memory.rewind()
         for own in self.own_updates.values():
@@ -306,8 +308,8 @@ class ModelParts:
             self.updates.hold_owned(task.owner, held, self._names, iteration)
             return held
         held.replica = task.holder.replica
-        held.buffers, attributes = self._parts[task.holder].buffers(), self._attributes[task.holder]
-        held.attributes, held.restored = attributes.changed(), attributes.as_restored()
+        held.buffers = self._parts[task.holder].buffers()
+        held.add_attributes(self._attributes[task.holder])
         if task.holder.replica == 0:
             self.shown[task.holder.stage].hold(held)
         if self.updates is not None:

@@ -42,11 +42,10 @@ from weft.workload.units import EXTRA_STATE
 from weft.workload.workload import Workload
 
 Kept = dict[str, dict[str, Any]]  # by the module's name and the attribute's
+Modes = dict[str, tuple[bool, dict[str, bool]]]  # of modules: `training`, and of each own parameter `requires_grad`
 
 MAX_PARTS = 10_000  # arbitrary: of one attribute, that are looked at one by one; of more, those at both ends
-MAX_LOOKED_AT = (
-    4 * MAX_BYTES
-)  # arbitrary: of one attribute's tensors and arrays; of more, whether autograd counts a change
+MAX_LOOKED_AT = 4 * MAX_BYTES  # arbitrary: of one attribute's tensors and arrays; of more, only what autograd counts
 
 TORCHS = frozenset(("forward", "_compiled_call_impl", *vars(nn.Module())))  # what each module has
 _ABSENT = object()
@@ -62,6 +61,7 @@ class Attributes:
         self._first: dict[str, dict[str, tuple[Any, object]]] = {}
         self._restored: dict[tuple[str, str], object] = {}  # looks
         self._built = BuiltObjects()
+        self._modes = {name: _mode_of(module) for name, module in self.modules.items()}
         for name, module in modules.items():
             own = dict(own_of(module))
             self._first[name] = {key: _first_look(value) for key, value in own.items()}
@@ -121,6 +121,19 @@ class Attributes:
                     there[key] = restoring.restored(value, there.get(key), (name, key))
                     self._restored[name, key] = _look(there[key], _Left())
 
+    def modes(self) -> Modes:
+        """Of those that are in another one than as they were built."""
+        now = {name: _mode_of(module) for name, module in self.modules.items()}
+        return {name: mode for name, mode in now.items() if mode != self._modes[name]}
+
+    def restore_modes(self, modes: Modes) -> None:
+        """modes: as `modes` told."""
+        for name, module in self.modules.items():
+            module.training, trained = modes.get(name, self._modes[name])
+            for key, parameter in module._parameters.items():
+                if parameter is not None and trained.get(key, parameter.requires_grad) != parameter.requires_grad:
+                    parameter.requires_grad_(trained[key])
+
     def _changed(self) -> Iterator[tuple[str, str, Any]]:
         """Names, and what is written of it or why nothing is."""
         writing = WrittenValues(self._built, _Places(self._holders.values()).has)
@@ -155,6 +168,11 @@ class _Places:
             plain = (each for each in tensors if each is not None and type(each) in WITH_STORAGE)
             self._known = {each.untyped_storage().data_ptr() for each in plain}
         return tensor.untyped_storage().data_ptr() in self._known
+
+
+def _mode_of(module: nn.Module) -> tuple[bool, dict[str, bool]]:
+    own = module._parameters.items()
+    return module.training, {key: each.requires_grad for key, each in own if each is not None}
 
 
 def _namespace_of(module: nn.Module | Variables) -> Variables:
@@ -237,6 +255,19 @@ def _parts(value: Any, left: _Left) -> Iterable[Any]:
 
 
 # --- read again
+
+
+def check_modes(modes: object) -> Modes:
+    """Errors: ValueError for what `Attributes.modes` would not tell."""
+    if not isinstance(modes, dict):
+        raise ValueError("modes are no mapping by module")
+    for name, mode in modes.items():
+        training, trained = mode if type(mode) is tuple and len(mode) == 2 else (None, None)
+        if type(training) is not bool or not isinstance(trained, dict):
+            raise ValueError(f"{mode!r:.80} is no mode of {name!r:.80}")
+        if not all(type(key) is str and type(each) is bool for key, each in trained.items()):
+            raise ValueError(f"{trained!r:.80} tells not which parameters of {name!r:.80} are trained")
+    return modes
 
 
 def check_kept(kept: object) -> Kept:

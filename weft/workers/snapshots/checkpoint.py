@@ -21,7 +21,7 @@ from torch import Tensor
 
 from weft.machine.checkpoint_files import Checkpoint, CheckpointError
 from weft.transport.memory.arena import dtype_name
-from weft.workers.snapshots.attributes import check_kept
+from weft.workers.snapshots.attributes import check_kept, check_modes
 from weft.workers.snapshots.held import VALUES
 from weft.workers.snapshots.plain import decoded, encoded
 from weft.workers.snapshots.saved import Saved, in_memory_order
@@ -108,9 +108,10 @@ class OpenCheckpoint(Saved):
             self.scheduler = plain["scheduler"]
             if self.scheduler is not None and not isinstance(self.scheduler, dict):
                 raise ValueError("scheduler is no mapping")
-            # Older releases have saved neither.
+            # Older releases have saved none of these.
             kept, self.kinds = dict(plain.get("attributes", {})), dict(plain.get("kinds", {}))
             self._attributes = {replica: check_kept(own) for replica, own in kept.items()}
+            self._modes = {replica: check_modes(own) for replica, own in dict(plain.get("modes", {})).items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{checkpoint.path / PLAIN} is no file of a checkpoint ({error!s:.200})") from error
         self._entries: dict[str, list[str]] = {}

@@ -10,7 +10,8 @@ options     by parameter: those of its group in the optimizer
 scheduler   its state, which is the same for every optimizer of the job
 kinds       the names of the optimizer's and the scheduler's classes, by "optimizer" and "scheduler"; "" of none
 attributes  of one replica, what its modules remember elsewhere, as weft.workers.snapshots.attributes tells it
-restored    of these, by module and name, those that are as they were restored
+modes       of one replica, the modes that its modules are in, as weft.workers.snapshots.attributes tells them
+restored    of the attributes, by module and name, those that are as they were restored
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from weft.workers.snapshots.attributes import Kept
+from weft.workers.snapshots.attributes import Attributes, Kept, Modes
 
 VALUES = ""  # the entry of a parameter's own elements; others have the optimizer's names
 
@@ -63,11 +64,16 @@ class Held:
     scheduler: dict[str, Any] | None = None
     kinds: dict[str, str] = field(default_factory=dict)
     attributes: Kept = field(default_factory=dict)
+    modes: Modes = field(default_factory=dict)
     restored: list[tuple[str, str]] = field(default_factory=list)
 
     def add_whole(self, parameter: str, entry: str, tensor: Tensor) -> None:
         """In the parameter's shape."""
         self.pieces.append(Piece(entry, (Extent(parameter, 0, 0, 0),), tensor))
+
+    def add_attributes(self, attributes: Attributes) -> None:
+        self.attributes, self.restored = attributes.changed(), attributes.as_restored()
+        self.modes = attributes.modes()
 
     def tensors(self) -> list[Tensor]:
         return [*(piece.tensor for piece in self.pieces), *self.buffers.values(), *self.fixed.values()]
@@ -94,7 +100,7 @@ class Held:
         own = {id(each): each for each in self.options.values()}
         options = list(own.values())
         rest = {"states": self.states, "options": options, "scheduler": self.scheduler}
-        return rest | {"attributes": self.attributes, "restored": self.restored}
+        return rest | {"attributes": self.attributes, "modes": self.modes, "restored": self.restored}
 
     @classmethod
     def of(cls, layout: dict[str, Any], plain: dict[str, Any], tensors: Sequence[Tensor]) -> Held:
@@ -115,6 +121,7 @@ class Held:
             scheduler=plain["scheduler"],
             kinds=layout["kinds"],
             attributes=plain["attributes"],
+            modes=plain["modes"],
             restored=[(module, name) for module, name in plain["restored"]],
         )
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.workers.snapshots.attributes import Kept
+from weft.workers.snapshots.attributes import Kept, Modes
 from weft.workers.snapshots.held import VALUES, Extent, Held, Name
 from weft.workload.workload import WorkloadError
 
@@ -26,6 +26,7 @@ class Saved:
         self._pieces: dict[str, dict[str, list[tuple[Extent, Tensor]]]] = {}  # by parameter and entry
         self._buffers: dict[int, dict[str, Tensor]] = {}  # by replica
         self._attributes: dict[int, Kept] = {}  # by replica
+        self._modes: dict[int, Modes] = {}  # by replica
         self._states: dict[str, dict[str, Any]] = {}
         self._options: dict[str, dict[str, Any]] = {}
         self.scheduler: dict[str, Any] | None = None
@@ -44,6 +45,7 @@ class Saved:
         self.names += held.names
         if held.replica is not None:
             self._buffers.setdefault(held.replica, {}).update(held.buffers)
+            self._modes.setdefault(held.replica, {}).update(held.modes)
             self._add_attributes(held, self._attributes.setdefault(held.replica, {}))
         self._states |= held.states
         self._options |= held.options
@@ -67,7 +69,7 @@ class Saved:
     def plain(self) -> dict[str, Any]:
         """All that is neither elements nor buffers."""
         rest = {"states": self._states, "options": self._options, "scheduler": self.scheduler}
-        return rest | {"kinds": self.kinds, "attributes": self._attributes}
+        return rest | {"kinds": self.kinds, "attributes": self._attributes, "modes": self._modes}
 
     def all_buffers(self) -> Mapping[int, Mapping[str, Tensor]]:
         """By replica and name."""
@@ -84,6 +86,10 @@ class Saved:
     def attributes(self, replica: int) -> Kept:
         """As buffers."""
         return self._attributes.get(replica) or self._attributes.get(0, {})
+
+    def modes(self, replica: int) -> Modes | None:
+        """As buffers; None where nothing is known of any."""
+        return self._modes.get(replica, self._modes.get(0))
 
     def values(self, parameter: str, like: Tensor) -> Tensor | None:
         """Its elements, in its shape; None of one that nobody has."""
