@@ -50,7 +50,9 @@ def of(daemon: Any, stages: int, steps: int, **args: bool) -> Any:
 
 
 @pytest.mark.slow(seconds=2)
-@pytest.mark.parametrize(("own_forward", "stages", "then"), [(True, 1, 1), (False, 1, 2), (False, 2, 1)])
+@pytest.mark.parametrize(
+    ("own_forward", "stages", "then"), [(True, 1, 1), (True, 1, 2), (True, 2, 1), (False, 1, 2), (False, 2, 1)]
+)
 def test_those_that_no_state_dict_has_go_on_as_they_have_become(
     daemon: Any, own_forward: bool, stages: int, then: int
 ) -> None:

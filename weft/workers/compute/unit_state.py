@@ -82,12 +82,14 @@ def copy_buffer(name: str, place: torch.Tensor, value: torch.Tensor, device: Mem
 
 def restore_buffers(part: ModelPart, modules: Mapping[str, nn.Module], saved: Mapping[str, torch.Tensor]) -> None:
     """modules: the stage's own, by name. Raises WorkloadError where a buffer of the model's state has another shape or
-    dtype. Another one may have come to any, and a slot that was built empty to a tensor."""
+    dtype. Another one may have come to any, and a slot that was built empty to a tensor; those of other stages, which
+    the model may still have here, stay."""
     now, state = part.buffers(), dict(part.named_state())
     slots = {f"{name}.{key}".removeprefix("."): (m, key) for name, m in modules.items() for key in m._buffers}
     for name, value in saved.items():
         there = now.get(name)
-        if there is not None and (name in state or name not in slots or _is_alike(there, value)):
+        is_part = name not in slots and name.partition("[")[0] in slots  # of one that is sparse
+        if there is not None and (name in state or is_part or _is_alike(there, value)):
             copy_buffer(name, there, value, HostDevice())
         elif name in slots:
             module, key = slots[name]
