@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from weft.spec.job_spec import JobSpec
 from weft.workers.devices.host import HostDevice
+from weft.workers.inspection.cut_proof import CutProof
 from weft.workers.inspection.inspection import inspect
 from weft.workload.workload import Workload
 
@@ -445,22 +446,23 @@ def test_a_unit_writes_to_what_it_is_given_where_it_does_so_with_some_draws(seed
 class Told(nn.Module):
     """One writes to a dict what another one goes by, if it is there."""
 
-    def __init__(self, memo: dict[int, float], writes: list[int], reads: list[int]) -> None:
+    def __init__(self, memo: dict[int, float], writes: list[int], reads: list[int], *, fails: bool) -> None:
         super().__init__()
-        self.line, self.memo, self.writes, self.reads = nn.Linear(4, 4), memo, writes, reads
+        self.line, self.memo, self.writes, self.reads, self.fails = nn.Linear(4, 4), memo, writes, reads, fails
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.memo |= dict.fromkeys(self.writes, 0.5)
-        return self.line(x) * (1 + sum(self.memo.get(each, 0.0) for each in self.reads))
+        read = [self.memo[each] if self.fails else self.memo.get(each, 0.0) for each in self.reads]
+        return self.line(x) * (1 + sum(read))
 
 
 class Telling(nn.Module):
-    def __init__(self, pairs: list[tuple[int, int]]) -> None:
+    def __init__(self, pairs: list[tuple[int, int]], *, fails: bool) -> None:
         super().__init__()
         torch.manual_seed(1)
         self.memo = dict[int, float]()
         by = [[[i for i, pair in enumerate(pairs) if pair[end] == block] for block in range(12)] for end in (0, 1)]
-        self.blocks = nn.ModuleList(Told(self.memo, writes, reads) for writes, reads in zip(*by, strict=True))
+        self.blocks = nn.ModuleList(Told(self.memo, *each, fails=fails) for each in zip(*by, strict=True))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.memo.clear()
@@ -469,9 +471,30 @@ class Telling(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("pairs", [[(0, 11)], [(0, 1)], [(10, 11)], [(2, 4), (3, 5), (8, 9)], [(5, 6), (6, 8)]])
-def test_of_many_cuts_those_are_refused_that_part_who_writes_from_who_reads(pairs: list[tuple[int, int]]) -> None:
-    found = problems_of(told_of(Telling(pairs)))
+PAIRS = [[(0, 11)], [(0, 1)], [(10, 11)], [(2, 4), (3, 5), (8, 9)], [(5, 6), (6, 8)], [(0, 1), (2, 3), (4, 5), (6, 7)]]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("pairs", PAIRS)
+def test_of_many_cuts_those_are_refused_that_part_who_writes_from_who_reads(
+    pairs: list[tuple[int, int]], fails: bool
+) -> None:
+    found = problems_of(told_of(Telling(pairs, fails=fails)))
     apart = {f"blocks.{block}" for block in range(12) if any(first < block <= last for first, last in pairs)}
     assert {name.removesuffix(".") for name in found} == apart, found
-    assert all("differs from that of the uncut step" in text for text in found.values()), found
+    why = "the step raises KeyError" if fails else "differs from that of the uncut step"
+    assert all(why in text for text in found.values()), found
+
+
+def test_few_of_many_cuts_that_fail_alike_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows a model, as its teacher, in a step that raises in each stage of it alone."""
+    tries = list[int]()
+    difference = CutProof._difference
+
+    def counting(proof: CutProof, cuts: list[int]) -> str | None:
+        tries.append(len(cuts))
+        return difference(proof, cuts)
+
+    monkeypatch.setattr(CutProof, "_difference", counting)
+    assert len(problems_of(told_of(Telling([(0, 11)], fails=True)))) == 11
+    assert len(tries) <= 4 + 2 + 1, tries  # of 1, 2, 4 and the rest; both ends once more; and none

@@ -138,6 +138,45 @@ class StatesOfRuns:
             self.restore()
 
 
+class _LeftOut:
+    """Cuts that are tried no more. Where those side by side fail alike one after the other, twice as many go each time:
+    all between a model and the teacher that follows it do, and a try takes as long as steps."""
+
+    def __init__(self, cuts: Sequence[int]) -> None:
+        self._cuts = list(cuts)
+        self._out: set[int] = set()  # places
+        self._newest = range(0)  # of these
+        self._cause: type | None = None
+
+    def add(self, cut: int, cause: BaseException | None) -> list[int]:
+        """Those that are left out for it."""
+        place = self._cuts.index(cut)
+        is_behind, is_before = place == self._newest.stop, place == self._newest.start - 1
+        goes_on = bool(self._newest) and type(cause) is self._cause and (is_behind or is_before)
+        count = 2 * len(self._newest) if goes_on else 1
+        first = max(0, place - count + 1) if goes_on and is_before else place
+        self._newest = range(first, min(len(self._cuts), first + count))
+        self._cause = type(cause)
+        new = set(self._newest) - self._out
+        self._out |= new
+        return [self._cuts[each] for each in sorted(new)]
+
+    def others(self) -> list[int]:
+        return [cut for place, cut in enumerate(self._cuts) if place not in self._out]
+
+    def ends(self) -> Iterator[list[int]]:
+        """Of each row of them, from the first on, and from the last."""
+        rows: list[list[int]] = []
+        for place in sorted(self._out):
+            if place - 1 not in self._out:
+                rows.append([])
+            rows[-1].append(self._cuts[place])
+        for row in rows:
+            yield row
+            if len(row) > 1:
+                yield row[::-1]
+
+
 class CutProof:
     """trial_of: of a step, cut so. states: what each run finds, and is put back behind it. forget: called before a run
     that is to skip calls for the first time. goes_back: whether the step goes through units again."""
@@ -165,27 +204,25 @@ class CutProof:
         """Of the numbers of units with which stages might begin, those with which they can, all at once; why not with
         the others goes to the problems. told: of what was raised."""
         told = told or _told
-        left_out: list[int] = []
-        kept = list(cuts)
+        left_out, kept = _LeftOut(cuts), list(cuts)
         while kept:
             try:
                 differs = self._difference(kept)
             except StageError as error:
                 cause = error.__cause__
                 number = error.number if isinstance(cause, CannotSendError) else error.number - 1
-                cut = kept[min(max(number, 0), len(kept) - 1)]
-                problems[cut] = told(cause)
-                kept.remove(cut)
-                left_out.append(cut)
+                problems |= dict.fromkeys(left_out.add(kept[min(max(number, 0), len(kept) - 1)], cause), told(cause))
+                kept = left_out.others()
                 continue
             if differs is not None:
                 kept = self._agreeing([], kept, problems, told, differ=True)
             break
-        for cut in left_out:  # one may have been blamed for what another has done
-            with contextlib.suppress(StageError):
-                if self._difference(sorted([*kept, cut])) is None and self._difference_anew([*kept, cut]) is None:
-                    kept = sorted([*kept, cut])
-                    del problems[cut]
+        for ends in left_out.ends():  # one may have been blamed for what another has done
+            for cut in ends:
+                if cut in kept or not self._is_sound(sorted([*kept, cut])):
+                    break
+                kept = sorted([*kept, cut])
+                problems.pop(cut, None)
         return self._agreeing_alone(kept, problems, told) if self._goes_back else kept
 
     def lasting(self, cuts: Sequence[int], problems: dict[int, str]) -> list[int]:
@@ -236,10 +273,13 @@ class CutProof:
             "is read of it, or cut elsewhere (strategy.split)"
         )
 
-    def _difference_anew(self, cuts: Sequence[int]) -> str | None:
-        """As a job begins, whose workers have skipped nothing yet: what trials before it know is forgotten."""
-        self._forget()
-        return self._difference(sorted(cuts))
+    def _is_sound(self, cuts: Sequence[int]) -> bool:
+        """Also as a job begins, whose workers have skipped nothing yet: what trials before it know is forgotten."""
+        with contextlib.suppress(StageError):
+            if self._difference(cuts) is None:
+                self._forget()
+                return self._difference(cuts) is None
+        return False
 
     def _difference(self, cuts: Sequence[int]) -> str | None:
         """What differs in runs that are cut so, or None. Errors: StageError."""
