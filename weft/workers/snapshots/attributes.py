@@ -44,8 +44,10 @@ from weft.workload.workload import Workload
 Kept = dict[str, dict[str, Any]]  # by the module's name and the attribute's
 Modes = dict[str, tuple[bool, dict[str, bool]]]  # of modules: `training`, and of each own parameter `requires_grad`
 
-MAX_PARTS = 10_000  # arbitrary: of one attribute, that are looked at one by one; of more, those at both ends
+MAX_PARTS = 10_000  # arbitrary: of one attribute, that are looked at; of more, those at both ends
 MAX_LOOKED_AT = 4 * MAX_BYTES  # arbitrary: of one attribute's tensors and arrays; of more, only what autograd counts
+
+LEAST_BYTES = 1 << 14  # arbitrary: a look at a smaller one takes as long
 
 TORCHS = frozenset(("forward", "_compiled_call_impl", *vars(nn.Module())))  # what each module has
 _ABSENT = object()
@@ -200,7 +202,7 @@ class _Left:
     def takes(self, num_bytes: int) -> bool:
         if num_bytes > min(MAX_BYTES, self.num_bytes):
             return False
-        self.num_bytes -= num_bytes
+        self.num_bytes -= max(num_bytes, LEAST_BYTES)
         return True
 
 
@@ -235,23 +237,24 @@ def _elements(tensor: torch.Tensor, left: _Left) -> bytes:
 
 
 def _look_at_parts(value: Any, left: _Left, depth: int) -> object:
-    """Where none can change in place, they are compared at once, however many there are."""
-    parts = [*value.keys(), *value.values()] if type(value) in MAPPINGS else [*value]
+    """Where none can change in place, they are compared at once."""
+    parts = _parts(value, left)
     kinds = [*map(type, parts)]
     if VALUES_AS_THEY_ARE.issuperset(kinds):
         return frozenset(zip(kinds, parts, strict=True)) if type(value) is set else (kinds, parts)
-    return [_look(part, left, depth + 1) for part in _parts(value, left)]
+    return sorted(map(repr, parts)) if type(value) is set else [_look(part, left, depth + 1) for part in parts]
 
 
-def _parts(value: Any, left: _Left) -> Iterable[Any]:
+def _parts(value: Any, left: _Left) -> list[Any]:
     count = max(0, min(left.parts, len(value)))
     left.parts -= count
-    if type(value) is set:
-        return sorted(map(repr, value)) if count == len(value) else ()
-    parts = value.items() if type(value) in MAPPINGS else value
+    rows = (value.keys(), value.values()) if type(value) in MAPPINGS else (value,)
     if count == len(value):
-        return list(parts)
-    return [*itertools.islice(parts, count // 2), *itertools.islice(reversed(parts), count // 2)]
+        return [part for row in rows for part in row]
+    if type(value) is set:
+        return []
+    half = count // 2
+    return [part for row in rows for end in (row, reversed(row)) for part in itertools.islice(end, half)]
 
 
 # --- read again
