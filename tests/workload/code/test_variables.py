@@ -120,7 +120,7 @@ def test_what_has_changed_is_found_and_put_back(where: str, asked: str) -> None:
     model, batch = Net(), torch.zeros(1, 2)
     data = (torch.zeros(4, 2),)
     given: dict[str, Any] = {"train": data, "optimizer": torch.optim.SGD, asked: function, **others}
-    attributes = Attributes.of_job(dict(model.named_modules()), Workload(model, **given))
+    attributes = Attributes({**dict(model.named_modules()), **variables_of(Workload(model, **given))})
     assert attributes.changed() == {}
     for _ in range(3):
         function(model, batch)

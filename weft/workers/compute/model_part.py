@@ -16,6 +16,7 @@ from weft.workers.devices.device import Memory
 from weft.workload.aliases import dense_parts
 from weft.workload.code.beside_model import modules_beside
 from weft.workload.code.own_classes import Modules, modules_of
+from weft.workload.code.variables import Variables, variables_of
 from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.placeholder import Placeholder
 from weft.workload.cutting.skipped import SkippedCalls, unpickled
@@ -51,6 +52,7 @@ class OwnPart:
     parameters: list[nn.Parameter]  # of the whole model, in its order
     skipped: SkippedCalls | None  # of a model that is cut by its own forward
     modules: Modules  # with the classes that the workload's functions know
+    variables: Mapping[str, Variables]  # of the workload, which its first stage here has
 
 
 def own_parts(
@@ -75,7 +77,8 @@ def own_parts(
         taken |= held
         modules = modules_of(own.model)
         skipped = unpickled(view.skipped_calls, device, modules) if isinstance(part, CallPart) else None
-        found.append(OwnPart(own, part, list(own.model.parameters()), skipped, modules))
+        variables = {} if any(each.workload is own for each in found) else variables_of(own)
+        found.append(OwnPart(own, part, list(own.model.parameters()), skipped, modules, variables))
     return found
 
 

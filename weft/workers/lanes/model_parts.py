@@ -158,7 +158,7 @@ class ModelParts:
         held = {id(p) for p in part.parameters()}
         named = {name: p for name, p in zip(self._names, parameters, strict=True) if id(p) in held}
         self._parts[holder], self._named[holder], self._buffers[holder] = part, named, frozenset(part.buffers())
-        self._attributes[holder] = Attributes.of_job(part.modules(), own.workload)
+        self._attributes[holder] = Attributes({**part.modules(), **own.variables})
         if self._saved is not None:
             self._restore(holder, self._saved)
         part.adopt(self._device)

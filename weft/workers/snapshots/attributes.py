@@ -37,9 +37,8 @@ from weft.workers.snapshots.remembered import (
     WrittenValues,
     is_marked,
 )
-from weft.workload.code.variables import Variables, variables_of
+from weft.workload.code.variables import Variables
 from weft.workload.units import EXTRA_STATE
-from weft.workload.workload import Workload
 
 Kept = dict[str, dict[str, Any]]  # by the module's name and the attribute's
 Modes = dict[str, tuple[bool, dict[str, bool]]]  # of modules: `training`, and of each own parameter `requires_grad`
@@ -69,11 +68,6 @@ class Attributes:
             self._first[name] = {key: _first_look(value) for key, value in own.items()}
             for key in own.keys() - {EXTRA_STATE}:
                 self._built.add(own[key], (name, key), [MAX_PARTS])
-
-    @classmethod
-    def of_job(cls, modules: Mapping[str, nn.Module], workload: Workload) -> Attributes:
-        """With the variables of its functions and classes."""
-        return cls({**modules, **variables_of(workload)})
 
     @property
     def modules(self) -> dict[str, nn.Module]:
