@@ -15,6 +15,7 @@ from weft.workers.inspection.cut_trial import CutTrial, StageError, put_back
 from weft.workers.inspection.ran import Result, TrialOutcome, tried
 from weft.workers.snapshots.first_reads import Attribute
 from weft.workers.snapshots.stage_attributes import Numbers, numbers_of, singles_of
+from weft.workload.aliases import dense_parts
 from weft.workload.code.first_epoch import set_mode
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import OtherCallsError, Step
@@ -89,7 +90,9 @@ class StatesOfRuns:
     def _has_changed(self, name: str, buffer: torch.Tensor) -> bool:
         """torch counts no changes that go through .data, nor those of a batch norm's kernel."""
         before = self._kept.get(name)
-        return before is None or self._versions.get(name) != buffer._version or not torch.equal(before, buffer)
+        if before is None or before.layout is not buffer.layout or self._versions.get(name) != buffer._version:
+            return True
+        return not all(map(torch.equal, dense_parts(before), dense_parts(buffer)))
 
     def _note_versions(self) -> None:
         self._versions = {name: buffer._version for name, buffer in self.model.named_buffers()}
