@@ -185,12 +185,15 @@ JOBS: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
         "invalid-workload",
         "Workload.train has length 0; give at least one sample",
     ),
-    "a dataset without length and without state": (
-        workload_with(train="type('Endless', (torch.utils.data.IterableDataset,), {'__iter__': iter})()"),
-        {},
+    "a dataset without length and without state that goes on where it was": (
+        workload_with(
+            train="type('Lines', (torch.utils.data.IterableDataset,), "
+            "{'__iter__': lambda self, opened=iter([(row, row) for row in inputs]): opened})()"
+        ),
+        {"steps": 1, "epochs": None},
         2,
         "invalid-workload",
-        "Workload.train is an IterableDataset (Endless) with neither a length nor a state; give it a __len__",
+        "Workload.train: the Lines has neither a length nor a state, and gave other items when it was begun again",
     ),
     "several loaders for what one draws": (
         workload_with(

@@ -296,8 +296,8 @@ def test_an_endless_sampler_that_ends_is_told() -> None:
         ("data/train", "Workload.train is str; give a map-style dataset"),
         ((torch.zeros(3), torch.zeros(4), torch.zeros(3)), r"tensors of shapes \(3,\), \(4,\), \(3,\); the first dim"),
         ({"a": torch.tensor(1.0)}, r"tensors of shapes \(\); the first dimensions must be equal"),
-        (OneWay(), r"is an IterableDataset \(OneWay\) with neither a length nor a state; give it a __len__, or state"),
-        (DataLoader(OneWay()), r"Workload.train is an IterableDataset \(OneWay\) with neither a length nor a state"),
+        (OneWay(), r"is an IterableDataset \(OneWay\) without a length; give it a __len__, or job.steps"),
+        (DataLoader(OneWay()), r"Workload.train is an IterableDataset \(OneWay\) without a length; give it a __len__"),
         (
             iter([]),
             "Workload.train is list_iterator; give a map-style .*, an IterableDataset, a DataLoader of one of these",

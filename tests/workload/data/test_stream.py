@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -179,12 +180,7 @@ def test_no_more_is_kept_than_a_batch() -> None:
 @pytest.mark.parametrize(
     ("data", "field", "steps", "text"),
     [
-        (
-            Numbers(3),
-            "train",
-            5,
-            r"Workload.train is an IterableDataset \(Numbers\) with neither a length nor a state; gi",
-        ),
+        (Numbers(3), "train", None, r"Workload.train is an IterableDataset \(Numbers\) without a length; give it"),
         (Reader(), "train", None, r"Workload.train .* \(Reader\) without a length; give it a __len__, or job.steps$"),
         (Reader(), "validation", 5, r"Workload.validation .* \(Reader\) without a length; give it a __len__$"),
     ],
@@ -192,6 +188,54 @@ def test_no_more_is_kept_than_a_batch() -> None:
 def test_what_nobody_knows_the_end_of_is_refused(data: Any, field: str, steps: int | None, text: str) -> None:
     with pytest.raises(WorkloadError, match=text):
         stream_of(data, field, batch_size=4, steps=steps)
+
+
+class Lines(IterableDataset[int]):
+    """With neither a length nor a state, over an iterator that it has opened once."""
+
+    def __init__(self, opened: Any) -> None:
+        self.opened = opened
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.opened
+
+
+def test_a_dataset_without_a_length_that_begins_again_needs_no_state() -> None:
+    made = batches(Numbers(1000))
+    assert (made.num_train, made.are_endless) == (12, True), "three steps of four"
+    made.check_streams()
+    first, second = itinerary(made).at(0), itinerary(made).at(1)
+    told = [batch(made, at) for at in (first, second, first)]
+    assert [each["number"].tolist() for each in told] == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
+    assert told[0]["drawn"].equal(told[2]["drawn"])
+
+
+@pytest.mark.parametrize(
+    "opened",
+    [
+        itertools.count(),
+        ({"name": str(number)} for number in itertools.count()),
+        iter([1, 2, 3]),
+        (torch.tensor([float("nan"), number]) for number in itertools.count()),
+    ],
+    ids=["numbers", "texts", "ends", "tensors"],
+)
+def test_a_dataset_that_goes_on_where_it_was_needs_a_length_or_a_state(opened: Any) -> None:
+    with pytest.raises(WorkloadError, match=r"Workload.train: the Lines has neither a length nor a state, and gave"):
+        batches(Lines(opened)).check_streams()
+
+
+@pytest.mark.parametrize(
+    "data", [Lines([torch.tensor(float("nan"))] * 20), Lines([1]), Lines([object()] * 20), Lines(3), Reader(), Sized(2)]
+)
+def test_a_dataset_that_begins_again_or_cannot_be_looked_into_is_let_through(data: Any) -> None:
+    batches(data).check_streams()
+
+
+def test_a_dataset_without_a_length_that_ends_is_told_with_what_the_steps_need() -> None:
+    made = batches(Numbers(6))
+    with pytest.raises(WorkloadError, match=r"the Numbers ended after 6 items, and job\.steps need 12; give it a"):
+        batch(made, itinerary(made).at(1))
 
 
 def test_a_dataset_that_ends_before_its_length_is_told_with_both_numbers() -> None:

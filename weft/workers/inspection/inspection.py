@@ -254,6 +254,7 @@ def inspect(
     specs = specs or (spec,)
     batches = Batches.of_job(workload, spec.job)
     _check(workload, spec, batches)
+    batches.check_streams()
     digests = digests_of(workload.model)
     if spec.strategy.loaders > 1:
         batches.check_orders()

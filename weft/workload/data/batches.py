@@ -87,6 +87,12 @@ class Batches:
             self._orders[source.field] = iteration.epoch, order
         return order
 
+    def check_streams(self) -> None:
+        """Raises WorkloadError for one that would give other items to whoever goes on with the job."""
+        for source in self.sources().values():
+            if isinstance(source.dataset, ItemStream):
+                source.dataset.check_begins_again()
+
     def check_orders(self) -> None:
         """Raises WorkloadError for a sampler that would not tell every loader the same."""
         for source in self.sources().values():

@@ -2,8 +2,9 @@
 
 Items are drawn one after another. Replicas may be fed in another order within a batch: what was drawn for a later
 microbatch is kept until it is asked for. Going back begins the epoch again: from the state that the dataset had when
-the job began, where it has one, and after its `set_epoch(e)`. Before each item torch's generator is seeded by (seed,
-epoch, number), so what an item draws does not depend on who is fed when.
+the job began, where it has one, and after its `set_epoch(e)`. One without a state has to begin anew with each `iter()`;
+of one without a length, too, that is tried. Before each item torch's generator is seeded by (seed, epoch, number), so
+what an item draws does not depend on who is fed when.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from weft.workload.data.tree import flatten
 from weft.workload.randomness import seed_loading
 from weft.workload.workload import WorkloadError, kind_of
 
 _BEGINNING = -1  # stands for the number of an item in the key of what is drawn before the first
+_NUM_TRIED = 4  # items that are drawn twice
 
 
 class ItemStream(Dataset[Any]):
@@ -70,12 +73,45 @@ class ItemStream(Dataset[Any]):
             with self._seeded(at, number):
                 item = next(self._items)
         except StopIteration:
-            raise WorkloadError(
-                f"Workload.{self._field}: the {kind_of(self._dataset)} ended after {number} items of epoch "
-                f"{at}, and {self._size} are needed; let its __len__ tell what it gives, or train fewer steps"
-            ) from None
+            raise WorkloadError(self._ended(at, number)) from None
         self._next += 1
         return item
+
+    def _ended(self, at: int, number: int) -> str:
+        ended = f"Workload.{self._field}: the {kind_of(self._dataset)} ended after {number} items"
+        if self.is_endless:
+            return (
+                f"{ended}, and job.steps need {self._size}; give it a __len__ that tells how many it gives, to go "
+                "through them again in each epoch, or train fewer steps"
+            )
+        needed = f"of epoch {at}, and {self._size} are needed"
+        return f"{ended} {needed}; let its __len__ tell what it gives, or train fewer steps"
+
+    def check_begins_again(self) -> None:
+        """Of one with neither a length nor a state: raises WorkloadError where its first items are others when it is
+        begun a second time. What the dataset raises is told where a batch is made of them."""
+        if not self.is_endless or self._state is not None:
+            return
+        try:
+            first, again = self._first_items(), self._first_items()
+        except Exception:
+            return
+        if not _are_same(first, again):
+            raise WorkloadError(
+                f"Workload.{self._field}: the {kind_of(self._dataset)} has neither a length nor a state, and gave "
+                "other items when it was begun again, as a job does that goes on; let its __iter__ open what it reads, "
+                "and seed what it draws by, or give it state_dict and load_state_dict"
+            )
+
+    def _first_items(self) -> list[Any]:
+        self.rewind()
+        self._next = 0
+        items: list[Any] = []
+        with contextlib.suppress(WorkloadError):  # that it has ended
+            while len(items) < min(_NUM_TRIED, self._size):
+                items.append(self._draw())
+        self.rewind()
+        return items
 
     def _pass(self, at: int) -> Iterator[Any]:
         if self._state is not None:
@@ -105,14 +141,11 @@ def stream_of(
 ) -> ItemStream:
     """steps: how long it must last where it has no length. Raises WorkloadError that names the field."""
     length = _length(dataset)
-    what = f"Workload.{field} is an IterableDataset ({kind_of(dataset)})"
-    if length is None and not has_state(dataset):
-        raise WorkloadError(
-            f"{what} with neither a length nor a state; give it a __len__, or state_dict and load_state_dict, so that "
-            "it can be begun again, and job.steps"
-        )
     if length is None and (steps is None or batch_size is None or field != "train"):
-        raise WorkloadError(f"{what} without a length; give it a __len__{', or job.steps' * (field == 'train')}")
+        raise WorkloadError(
+            f"Workload.{field} is an IterableDataset ({kind_of(dataset)}) without a length; give it a __len__"
+            f"{', or job.steps' * (field == 'train')}"
+        )
     size = length if length is not None else (steps or 0) * (batch_size or 0)
     return ItemStream(dataset, field, size=size, keep=batch_size or 1, is_endless=length is None)
 
@@ -122,3 +155,21 @@ def _length(dataset: Any) -> int | None:
         return len(dataset)
     except (TypeError, AttributeError, NotImplementedError):  # as a class around another one may say it
         return None
+
+
+def _are_same(items: list[Any], others: list[Any]) -> bool:
+    """Whatever cannot be looked into is the same."""
+    try:
+        (tensors, skeleton), (other_tensors, other) = flatten(items), flatten(others)
+    except WorkloadError:
+        return True
+    return skeleton == other and all(map(_is_same, tensors, other_tensors))
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(_bytes(one), _bytes(other))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A NaN is equal to itself."""
+    return tensor.contiguous().flatten().view(torch.uint8)
