@@ -14,7 +14,8 @@ _SAME = runpy.run_path(str(Path(__file__).with_name("test_same_result.py")))
 RealDaemon, same_as_the_plain_loop = _SAME["RealDaemon"], _SAME["same_as_the_plain_loop"]
 
 # Norms that are kept as they were trained, as fine-tuning does it; one that somebody has left in eval(), which the loop
-# undoes; a dropout that the model itself turns off after some steps, until the next epoch.
+# undoes; a dropout that the model itself turns off after some steps, until the next epoch. A model that takes no mode,
+# and evaluates in a way of its own; and an eval() of a part, which no loop calls.
 MODEL = """
 import torch, weft
 from torch import nn
@@ -54,6 +55,27 @@ class Frozen(nn.Sequential):
         self[1].eval()
         return self
 
+class Calm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.out = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)
+        self.scale = 1.0
+
+    def train(self):
+        self.scale = 1.0
+        return super().train(True)
+
+    def eval(self):
+        self.scale = 0.5
+        return super().train(False)
+
+    def forward(self, x):
+        return self.out(self.norm(self.first(x)).relu()) * self.scale
+
+class CalmPart(nn.Linear):
+    def eval(self):
+        raise NotImplementedError
+
 def of(model, held_out, **how):
     data = torch.randn(24, 4), torch.randn(24, 4)
     return weft.Workload(model, data, validation=data if held_out else None,
@@ -67,7 +89,11 @@ def any_model(held_out):
 def sequential(held_out):
     model = nn.Sequential(nn.Linear(4, 4), Block(), nn.BatchNorm1d(4), nn.Linear(4, 4))
     model[2].eval()
+    model.append(CalmPart(4, 4))
     return of(model, held_out, loss=nn.MSELoss())
+
+def calm(held_out):
+    return of(Calm(), held_out, loss=nn.MSELoss())
 
 def own_sequential(held_out):
     model = Frozen(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4))
@@ -78,7 +104,7 @@ def own_sequential(held_out):
 @pytest.mark.slow
 @pytest.mark.pairs(
     4,
-    model=("any_model", "sequential", "own_sequential"),
+    model=("any_model", "sequential", "own_sequential", "calm"),
     held_out=(False, True),
     how=(
         {},
@@ -91,7 +117,8 @@ def test_what_a_model_makes_of_train_and_eval_counts_from_the_first_step_on(
     daemon: RealDaemon, tmp_path: Path, model: str, held_out: bool, how: dict[str, Any]
 ) -> None:
     """A job told its model nothing before its first validation: norms that `train()` keeps in eval() trained in the
-    first epoch, or for good where there is no validation, and one that was built in eval() stayed in it."""
+    first epoch, or for good where there is no validation, and one that was built in eval() stayed in it. An `eval()` of
+    the model's own was never called."""
     (tmp_path / "modes.py").write_text(MODEL)
     job = {"entry": f"modes.py:{model}", "args": {"held_out": held_out}, "batch_size": 8, "epochs": 3, "seed": 7}
     assert same_as_the_plain_loop(daemon, JobSpec.parse({"job": job, "strategy": how, "directory": str(tmp_path)}))

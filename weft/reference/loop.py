@@ -39,7 +39,7 @@ from weft.workload.data.tree import with_tensors
 from weft.workload.entry import load_workload, unload
 from weft.workload.faults import NonFiniteLoss
 from weft.workload.randomness import seed_loading, seed_others, unit_key, update_key
-from weft.workload.units import Unit, named_state
+from weft.workload.units import Unit, enter_mode, named_state
 from weft.workload.workload import EpochAnswer, Workload, WorkloadError, answer_of, weight_of
 
 StepFunction = Callable[[int, float], object]
@@ -135,7 +135,7 @@ class _Loop:
         epoch = 0
         self._training.start(time.monotonic())
         while len(losses) < steps and self._stopped is None:
-            self._workload.model.train(self._trains)
+            enter_mode(self._workload.model, self._trains)
             for number, indices in enumerate(self._batches_of_epoch(epoch)[: steps - len(losses)]):
                 losses.append(self._run_batch(len(losses), indices))
                 if on_step is not None:

@@ -34,7 +34,7 @@ from weft.workload.model_memory import check_plain, check_values, settle
 from weft.workload.optimizer import note_sparse
 from weft.workload.randomness import seed_all
 from weft.workload.start import begin
-from weft.workload.units import is_cut_by_calls
+from weft.workload.units import check_modes, is_cut_by_calls
 from weft.workload.workload import STOP, Workload, WorkloadError, kind_of
 
 LOADED_BEFORE = (
@@ -91,6 +91,7 @@ def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
         with _once_more("call", spec, spec.entry_function, repr(spec.job.args)):
             result = function(**spec.job.args)
     workload = _checked(result, spec)
+    check_modes(workload.model)
     note_modules(workload.model)
     check_values(workload.model)
     if is_cut_by_calls(workload):

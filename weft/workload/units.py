@@ -1,16 +1,17 @@
-"""Units: what a model is cut between, and the names of their state."""
+"""Units: what a model is cut between, the names of their state, and whether each takes its mode."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from weft.workload.workload import Workload
+from weft.workload.workload import Workload, WorkloadError
 
-_METHODS = ("__call__", "__iter__", "forward", "state_dict", "train")  # that a model may have of its own
+_METHODS = ("__call__", "__iter__", "eval", "forward", "state_dict", "train")  # that a model may have of its own
 _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
@@ -19,6 +20,7 @@ _HOOKS = (
     "_state_dict_hooks",
     "_state_dict_pre_hooks",
 )
+_OTHER_NAMES = {"train": "fit", "eval": "evaluate"}  # of what is neither
 _STATE = ("_parameters", "_buffers")
 EXTRA_STATE = "_extra_state"  # how torch ends a name, in a state dict, of what `get_extra_state` tells
 
@@ -43,6 +45,32 @@ def _is_plain(model: nn.Module) -> bool:
 def is_cut_by_calls(workload: Workload) -> bool:
     """By the model's own forward; otherwise between the children of a plain `nn.Sequential`."""
     return workload.step is not None or units(workload.model) == [("", workload.model)]
+
+
+def enter_mode(model: nn.Module, training: bool) -> None:
+    """As a loop does it: what a model does in an `eval()` of its own is not in its `train(False)`."""
+    if training:
+        model.train()
+    else:
+        model.eval()
+
+
+def check_modes(model: nn.Module) -> None:
+    """Raises WorkloadError for a `train` or `eval` that is no such call."""
+    calls: list[tuple[str, nn.Module, str, tuple[str, ...]]] = [("", model, "train", ()), ("", model, "eval", ())]
+    calls += [(name, module, "train", ("mode",)) for name, module in model.named_modules() if name]
+    for name, module, method, arguments in calls:
+        function = getattr(module, method)
+        if getattr(function, "__func__", None) is getattr(nn.Module, method):
+            continue
+        signature = inspect.signature(function)
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            raise WorkloadError(
+                f"Workload.model: {name or 'it'!r} has a {method}{signature} of its own, and model.{method}() is "
+                f"called in each epoch; give that method another name, such as {_OTHER_NAMES[method]}"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -414,6 +414,33 @@ def test_a_cut_is_tried_in_validation_too() -> None:
     assert inspect(workload_of(Looking()), spec_of())["cut_problems"] == []
 
 
+@pytest.mark.parametrize("is_flag", [False, True])
+def test_what_a_models_mode_sets_is_set_in_a_cut_that_is_tried_in_validation(is_flag: bool) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+            self.scale, self.calls, self.mode = 1.0, 0, "training"
+
+        def train(self, mode: bool = True) -> Self:
+            self.mode = "training" if mode else "validation"
+            return super().train(mode)
+
+        def eval(self) -> Self:
+            self.scale = 1.0 if is_flag else 0.5
+            return super().eval()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            x = self.last(self.first(x)) * self.scale + self.calls
+            return x * 2 if is_flag and self.mode == "validation" else x
+
+    workload = workload_of(Scaled())
+    facts = inspect(dataclasses.replace(workload, validation=workload.train), spec_of())
+    assert facts["cut_problems"] == []
+    assert len(facts["units"]) == 2
+
+
 def test_a_model_that_has_nothing_to_train_is_refused() -> None:
     frozen = nn.Linear(3, 2).requires_grad_(False)
     for model in (nn.Sequential(nn.ReLU()), frozen):

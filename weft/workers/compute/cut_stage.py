@@ -35,6 +35,7 @@ from weft.workload.cutting.tape import Tape
 from weft.workload.data.tree import with_tensors
 from weft.workload.randomness import KEY_MASK, Movements, mixed, seed_others
 from weft.workload.step import check_names, step_source, step_values, training_step, validation_step
+from weft.workload.units import enter_mode
 from weft.workload.workload import Workload
 
 
@@ -123,7 +124,7 @@ class CutStage(Stage):
 
     def train(self, training: bool) -> None:
         self._learns = training
-        self._model.train(training)
+        enter_mode(self._model, training)
 
     def go_on(self, training: bool) -> None:
         self._learns = training

@@ -311,7 +311,8 @@ class CutInspection:
         return cuts
 
     def _trial(self, recorded: Recorded, skipped: SkippedCalls, cuts: Sequence[int], step: Step) -> CutTrial:
-        how: dict[str, Any] = {"values_of": self._results, "precision": self._precision, "attributes": self._attributes}
+        attributes = self._states.in_mode(self._attributes)
+        how: dict[str, Any] = {"values_of": self._results, "precision": self._precision, "attributes": attributes}
         return CutTrial(self._model, step, recorded, cuts, skipped, self._device, writing=self._writing, **how)
 
     # --- facts

@@ -14,9 +14,9 @@ from torch import nn
 from weft.workers.inspection.cut_trial import CutTrial, StageError, put_back
 from weft.workers.inspection.ran import Result, TrialOutcome, tried
 from weft.workers.snapshots.first_reads import Attribute
-from weft.workers.snapshots.stage_attributes import Numbers, numbers_of, singles_of
+from weft.workers.snapshots.stage_attributes import Numbers, StageAttributes, numbers_of, singles_of
 from weft.workload.aliases import dense_parts
-from weft.workload.code.first_epoch import set_mode
+from weft.workload.code.first_epoch import set_by_mode, set_mode
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import OtherCallsError, Step
 from weft.workload.cutting.operation import KEEP_IN_BUFFERS
@@ -29,6 +29,8 @@ MAX_PROVEN = 4  # of them, behind the first: each takes as long as the proof of 
 _LASTING = f"{KEEP_IN_BUFFERS}, draw from torch's, numpy's or Python's own generator (and from no other)"
 
 Told = Callable[[BaseException | None], str]
+_Numbers = tuple[str, dict[str, Any], dict[str, float]]  # of a module: its name, its attributes, those as they were
+_Singles = tuple[dict[str, Any], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +63,18 @@ class StatesOfRuns:
         self.model = model
         self._train = train
         self._kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        self._numbers = [(name, vars(each), numbers_of(vars(each))) for name, each in model.named_modules()]
-        self._singles = [(now, singles_of(now)) for _, now, _ in self._numbers]
+        self._numbers, self._singles = self._found()
+        self._set: Mapping[nn.Module, Mapping[str, Any]] = {}  # attributes, by the mode of validation
         self.leaves = False  # a run has left another number, text or None in an attribute
         self.counted: dict[str, None] = {}  # names of attributes in which a run has left another number
         self.changed: set[str] = set()  # names of buffers that some run has changed
         self._versions: dict[str, int] = {}
         self._note_versions()
         self._trained: dict[str, torch.Tensor] | None = None
+
+    def _found(self) -> tuple[list[_Numbers], list[_Singles]]:
+        named = [(name, vars(each)) for name, each in self.model.named_modules()]
+        return [(name, now, numbers_of(now)) for name, now in named], [(now, singles_of(now)) for _, now in named]
 
     def begin_with(self, others: Mapping[str, torch.Tensor]) -> None:
         """others: parameters, by name."""
@@ -118,13 +124,21 @@ class StatesOfRuns:
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """As validation does."""
-        was = self.model.training
+        was, found = self.model.training, (self._numbers, self._singles)
         set_mode(self.model, False)
+        self._numbers, self._singles = self._found()  # with what a model's own `eval()` has set
+        self._set = set_by_mode(self.model, False)
         try:
             with torch.no_grad(), self.of_validation():
                 yield
         finally:
+            self._numbers, self._singles = found
+            self._set = {}
             set_mode(self.model, was)
+
+    def in_mode(self, attributes: StageAttributes) -> StageAttributes:
+        """attributes: of the model as it was built. What the stages of a run find."""
+        return attributes.with_those(self._set)
 
     @contextlib.contextmanager
     def of_validation(self) -> Iterator[None]:
@@ -319,8 +333,8 @@ class CutProof:
             return _Second(whole.outcome)
         if number not in self._seconds:
             self._seconds[number] = _Second(whole.outcome)
-            trial = self._trial_of([], whole.step)
             with contextlib.suppress(StageError), self._mode_of(whole):  # as the job itself will, whole
+                trial = self._trial_of([], whole.step)
                 first, second = self._outcome(trial, whole), self._outcome(trial, whole)
                 differs = [whole.outcome.difference(each) is not None for each in (first, second)]
                 numbers = trial.numbers() if differs == [False, True] else None

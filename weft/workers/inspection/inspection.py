@@ -62,7 +62,7 @@ from weft.workload.compiling.compiled import compiled_modules
 from weft.workload.data.batches import Batches
 from weft.workload.data.resident import can_be_resident
 from weft.workload.optimizer import hook_of, make_optimizer, options_of
-from weft.workload.units import is_cut_by_calls
+from weft.workload.units import enter_mode, is_cut_by_calls
 from weft.workload.workload import Workload, WorkloadError, make_scheduler, scheduler_facts
 
 _SECONDS = ("forward_seconds", "backward_seconds", "small_forward_seconds", "small_backward_seconds")
@@ -390,7 +390,7 @@ def _device_updates(specs: Sequence[JobSpec], device: Device) -> bool:
 def _batch_modules(model: nn.Module, *, learns: bool) -> list[str]:
     """By their types: torch's batch norms and what is made of them, but those that the model's own `train()` leaves in
     eval(), which go by their statistics. What another one does nobody can tell."""
-    model.train(learns)
+    enter_mode(model, learns)
     return [
         f"{name or 'the model'} ({type(module).__name__})"
         for name, module in model.named_modules()

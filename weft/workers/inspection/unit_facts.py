@@ -203,17 +203,17 @@ class _Runs:
         outputs = {}
         for size, x in self._shaped.items():
             is_trained = size in self._trained
-            set_mode(module, is_trained)
+            set_mode(module, is_trained, is_part=True)
             if self._compiles and is_trained:
                 self._run(module, x)  # with gradients, and what comes out the way of validation
-                set_mode(module, False)
+                set_mode(module, False, is_part=True)
             with torch.no_grad():
                 outputs[size] = self._shaped[size] = self._run(module, x)
         if self._held_out_target is not None:
-            set_mode(module, False)
+            set_mode(module, False, is_part=True)
             with torch.no_grad():
                 self._held_out = self._run(module, self._held_out)
-        set_mode(module)
+        set_mode(module, is_part=True)
         dtypes = {getattr(y, "dtype", None) for y in outputs.values()}
         if passes := len(dtypes) == 1 and all(map(is_plain, outputs.values())):
             self.values[number] = _value_facts(number, outputs)

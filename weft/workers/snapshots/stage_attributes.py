@@ -53,6 +53,11 @@ class StageAttributes:
     def copied(self) -> StageAttributes:
         return StageAttributes(self._kept, self._contents)  # which are replaced, and not written to
 
+    def with_those(self, others: _Kept) -> StageAttributes:
+        return StageAttributes(
+            {module: {**own, **others.get(module, {})} for module, own in self._kept.items()}, self._contents
+        )
+
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """What is in the modules at the end is the stage's from then on."""
