@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from weft.plan.error_places import step_place, within
 from weft.spec.job_spec import Strategy
-from weft.workload.optimizer import learning_rate_of, make_optimizer
+from weft.workload.optimizer import learning_rate_of, make_optimizer, nothing_to_train
 from weft.workload.workload import Workload, WorkloadError, make_scheduler, metric_of, steps_scheduler
 
 
@@ -78,5 +78,5 @@ def _optimizer(workload: Workload) -> torch.optim.Optimizer:
     parameters = list(workload.model.parameters())
     optimizer = make_optimizer(workload.optimizer, parameters)
     if optimizer is None or not any(parameter.requires_grad for parameter in parameters):
-        raise WorkloadError("Workload.model has no parameter that requires a gradient; there is nothing to train")
+        raise WorkloadError(nothing_to_train(workload.model))
     return optimizer

@@ -213,3 +213,19 @@ def _fits_fused_kernel(optimizer: torch.optim.Optimizer, parameter: torch.Tensor
         and parameter.is_contiguous()
         and parameter not in _sparse
     )
+
+
+def nothing_to_train(model: nn.Module) -> str:
+    """The error, with layers that are not the model's because nothing but a list or a dict of Python has them."""
+    text = "Workload.model has no parameter that requires a gradient; there is nothing to train"
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+            if key.startswith("_") or not any(isinstance(part, nn.Module) for part in parts):
+                continue
+            kind = "Dict" if isinstance(value, dict) else "List"
+            return (
+                f"{text}. {f'{name}.{key}'.lstrip('.')!r} is a {type(value).__name__} of modules, which the model does "
+                f"not know of; make it an nn.Module{kind}"
+            )
+    return text

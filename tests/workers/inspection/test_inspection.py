@@ -19,6 +19,7 @@ from torch.nn.utils import clip_grad
 from torch.utils.checkpoint import checkpoint
 
 from weft.spec.job_spec import JobSpec
+from weft.spec.workers_needed import Host
 from weft.workers.devices.host import HostDevice
 from weft.workers.inspection import inspection
 from weft.workload.units import units
@@ -446,6 +447,31 @@ def test_a_model_that_has_nothing_to_train_is_refused() -> None:
     for model in (nn.Sequential(nn.ReLU()), frozen):
         with pytest.raises(WorkloadError, match="no parameter that requires a gradient"):
             inspect(workload_of(model), spec_of())
+
+
+@pytest.mark.parametrize("auto", [False, True])
+def test_layers_that_are_not_the_models_are_told_where_it_has_nothing_to_train(auto: bool) -> None:
+    """Under `auto` a look at sizes of microbatches told of what it came to itself, a `train()` that raises."""
+
+    class Listed(nn.Module):
+        def __init__(self, layers: Any) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def train(self, mode: bool = True) -> Self:
+            raise RuntimeError("no mode")
+
+    strategy: dict[str, Any] = {"preset": "auto"} if auto else {}
+    job = {"entry": "job.py:workload", "batch_size": 4, "epochs": 1}
+    spec = JobSpec.parse({"job": job, "strategy": strategy, "directory": "/jobs"})
+    given: dict[str, Any] = {
+        "list .* nn.ModuleList": [nn.Linear(3, 2)],
+        "dict .* nn.ModuleDict": {"a": nn.Linear(3, 2)},
+    }
+    for text, layers in given.items():
+        load = functools.partial(workload_of, Listed(layers))
+        with pytest.raises(WorkloadError, match=f"requires a gradient; .*'layers' is a {text}"):
+            inspection.inspect_job(load, spec, HostDevice(), Host(workers=2))
 
 
 def test_a_microbatch_of_validation_may_be_larger_than_all_of_training() -> None:

@@ -61,7 +61,7 @@ from weft.workload.compiling.ahead import compile_ahead, note_calls, noted_calls
 from weft.workload.compiling.compiled import compiled_modules
 from weft.workload.data.batches import Batches
 from weft.workload.data.resident import can_be_resident
-from weft.workload.optimizer import hook_of, make_optimizer, options_of
+from weft.workload.optimizer import hook_of, make_optimizer, nothing_to_train, options_of
 from weft.workload.units import enter_mode, is_cut_by_calls
 from weft.workload.workload import Workload, WorkloadError, make_scheduler, scheduler_facts
 
@@ -371,7 +371,7 @@ def _check(workload: Workload, spec: JobSpec, batches: Batches) -> None:
         raise WorkloadError("Workload.validation has length 0; give at least one sample, or leave it out")
     trains = any(parameter.requires_grad for parameter in workload.model.parameters())
     if spec.job.mode == "train" and not trains:
-        raise WorkloadError("Workload.model has no parameter that requires a gradient; there is nothing to train")
+        raise WorkloadError(nothing_to_train(workload.model))
 
 
 def _host_updates(specs: Sequence[JobSpec], device: Device) -> bool:

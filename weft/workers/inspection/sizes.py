@@ -111,8 +111,8 @@ def _refused(
     most = most_with_room(workload, spec, batches, largest, device)[0] if spec.strategy.is_auto else largest[-1]
     device.adopt(workload.model)
     for size in sorted(sizes_of(specs, batches), key=lambda size: (size not in trained, size)):
-        set_mode(workload.model, size in trained)
         try:
+            set_mode(workload.model, size in trained)
             if size <= most:
                 _forward(workload, spec, *_batch(workload, batches, size, device), device)
         except Exception as error:  # whatever it is
