@@ -44,6 +44,12 @@ def workload(kind, use, out):
         model.bound.data = model.bound.data.float()  # another dtype in the same file
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
 
+    made = {}
+
+    def make(parameters):
+        made["optimizer"] = optimizer if use != "an option of one made later" else torch.optim.Adam(parameters, lr=0.05)
+        return made["optimizer"]
+
     @torch.no_grad()
     def change(what):
         if what == "a parameter":
@@ -58,6 +64,8 @@ def workload(kind, use, out):
             model.cap = 0.1
         elif what == "an option":
             optimizer.param_groups[0]["lr"] *= 0.1
+        elif what == "an option of one made later":
+            made["optimizer"].param_groups[0]["lr"] *= 0.1
 
     def on_epoch(values):
         if use == "saves it":
@@ -75,7 +83,7 @@ def workload(kind, use, out):
         torch.save(told, f"{where}/told-{values['epoch']}.pt")
 
     data = (x.double(), torch.arange(24) % 3)
-    return weft.Workload(model, data, loss=nn.CrossEntropyLoss(), optimizer=lambda p: optimizer, on_epoch=on_epoch)
+    return weft.Workload(model, data, loss=nn.CrossEntropyLoss(), optimizer=make, on_epoch=on_epoch)
 """
 STRATEGIES: dict[str, dict[str, Any]] = {
     "one worker": {},
@@ -103,12 +111,20 @@ def test_it_finds_the_model_as_it_is(machine: Any, tmp_path: Path, kind: str, us
             assert torch.allclose(told[key], value, rtol=1e-12, atol=1e-12), (key, epoch)
 
 
-CHANGES = ("a parameter", "one that is not trained", "a buffer", "what is trained", "an attribute", "an option")
+CHANGES = (
+    "a parameter",
+    "one that is not trained",
+    "a buffer",
+    "what is trained",
+    "an attribute",
+    "an option",
+    "an option of one made later",
+)
 ACTS = {  # as in the plain loop; what does not is refused
     "one worker": set(CHANGES),
     "two stages": {"a parameter", "one that is not trained", "a buffer"},
     "replicas": {"a parameter", "one that is not trained"},  # since `requires_grad` is set, it is ready to be
-    "clipped": set(CHANGES) - {"an option"},
+    "clipped": set(CHANGES) - {"an option", "an option of one made later"},
     "a device": {"an attribute"},
     "offloaded": {"an attribute"},
 }
@@ -122,8 +138,9 @@ def test_a_change_of_it_acts_or_is_refused(machine: Any, tmp_path: Path, change:
     spec = machine.spec(SOURCE, strategy=how, args=arguments, epochs=2, batch_size=12)
     ended = machine.client.wait(machine.submit(spec), 60)
     if change not in ACTS[strategy]:
+        is_elsewhere = strategy == "offloaded" and change == "an option of one made later"  # by whoever updates
         assert ended["state"] == "failed"
-        assert "Workload.on_epoch has changed" in machine.log_of(ended["job"])
+        assert ("KeyError" if is_elsewhere else "Workload.on_epoch has changed") in machine.log_of(ended["job"])
         return
     assert ended["state"] == "completed", machine.log_of(ended["job"])
     saved = load_file(ended["model"])

@@ -30,6 +30,7 @@ _FUSED_ON = {"cpu": _FUSED_ON_CUDA | {torch.optim.Adagrad}, "cuda": _FUSED_ON_CU
 _FUSED_DTYPES = frozenset({torch.float32, torch.float64})
 
 _sparse: MutableMapping[torch.Tensor, bool] = WeakIdKeyDictionary()  # whose gradients are, which no fused kernel takes
+_made: MutableMapping[torch.optim.Optimizer, bool] = WeakIdKeyDictionary()  # in this process
 
 
 def note_sparse(model: nn.Module) -> None:
@@ -58,6 +59,7 @@ def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]
     with within("in Workload.optimizer"):
         optimizer = factory(given)
     _check(optimizer, given)
+    _made[optimizer] = True
     trained = [parameter for parameter in given if parameter.requires_grad]
     if all(_fits_fused_kernel(optimizer, parameter) for parameter in trained):
         for group in optimizer.param_groups:
@@ -66,6 +68,11 @@ def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]
     if type(optimizer) is torch.optim.SGD:
         optimizer.register_step_pre_hook(_begin_momentum)
     return optimizer
+
+
+def made_optimizers() -> list[torch.optim.Optimizer]:
+    """Those that somebody still has: a user's function may find one in a list, or in an object, where nobody looks."""
+    return list(_made)
 
 
 def keep_alone(optimizer: torch.optim.Optimizer, own: Iterable[nn.Parameter]) -> None:

@@ -7,7 +7,7 @@ memory behind an epoch that is judged, where the model that is saved comes from:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from weft.workers.snapshots.read_elsewhere import ReadElsewhere
 from weft.workload.code.functions import found_from
 from weft.workload.cutting.names import slots_of
 from weft.workload.cutting.placeholder import Placeholder
-from weft.workload.optimizer import options_of
+from weft.workload.optimizer import made_optimizers, options_of
 from weft.workload.units import is_cut_by_calls, units
 from weft.workload.workload import Workload, WorkloadError
 
@@ -66,14 +66,15 @@ class WholeModel:
             own = {name: _with_storage(each) for name, each in state.items()}
             shown = [*self._parameters(model, own), *self._buffers(model, own)]
         attributes = Attributes({} if model is None or self._is_alone else dict(model.named_modules()))
-        before, values = self._flags(model), self._read_elsewhere.values()
+        optimizers = [] if self._updates else [*self._optimizers, *made_optimizers()]  # it may have one in a list
+        before, values = self._flags(model, optimizers), self._read_elsewhere.values()
         try:
             for each in shown:
                 each.begin()
             with asking():
                 yield
             changed = [each.name for each in shown if each.has_changed()]
-            changed += [name for name, flag in self._flags(model).items() if before.get(name, flag) != flag]
+            changed += [name for name, flag in self._flags(model, optimizers).items() if before.get(name, flag) != flag]
             kept = attributes.changed().items()
             changed += self._read_elsewhere.changed(values)
             changed += [f"{module}.{key}".lstrip(".") for module, of_module in kept for key in of_module]
@@ -87,13 +88,14 @@ class WholeModel:
                 "epoch, what a dataset goes by in its set_epoch(e), and learning rates by Workload.scheduler"
             )
 
-    def _flags(self, model: nn.Module | None) -> dict[str, Any]:
+    def _flags(self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
         """What is trained, and how, where nobody else would know of a change."""
         flags: dict[str, Any] = {}
         if model is not None and (self._on_host or not self._is_alone):
             flags |= {f"{name}.requires_grad": each.requires_grad for name, each in model.named_parameters()}
-        for optimizer in () if self._updates else self._optimizers:
-            flags |= {f"{name} of the optimizer": value for name, value in options_of(optimizer).items()}
+        for optimizer in optimizers:
+            for name, value in options_of(optimizer).items():
+                flags.setdefault(f"{name} of the optimizer", []).append(value)
         return flags
 
     def _parameters(self, model: nn.Module, state: Mapping[str, torch.Tensor]) -> Iterator[_Shown]:
