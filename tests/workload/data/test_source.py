@@ -263,6 +263,24 @@ def test_an_endless_sampler_that_ends_is_told() -> None:
         source(DataLoader(ITEMS, sampler=Endless()), steps=3).order(0, 3)  # type: ignore[arg-type]
 
 
+class Prepared(Scaled):
+    """As accelerate has them."""
+
+    __module__ = "accelerate.data_loader"
+
+    def __init__(self, loader: DataLoader[Any], skip_batches: int = 0) -> None:
+        super().__init__(ITEMS, batch_size=4)
+        self.base_dataloader, self.skip_batches = loader, skip_batches
+
+
+def test_a_loader_that_accelerate_has_prepared_is_the_one_that_it_was_given() -> None:
+    loader = DataLoader(ITEMS, batch_size=4, drop_last=True, collate_fn=tuple)  # type: ignore[arg-type]
+    made = source(Prepared(loader))
+    assert (made.size, made.in_order, made.collate) == (len(ITEMS) // 4 * 4, True, tuple)
+    with pytest.raises(WorkloadError, match="its DataLoader, a Prepared, has a __iter__ of its own"):
+        source(Prepared(loader, skip_batches=1))
+
+
 @pytest.mark.parametrize(
     ("data", "text"),
     [

@@ -201,7 +201,7 @@ def source_of_job(workload: Workload, field: Field, job: JobSection) -> DataSour
 
 def _passing(workload: Workload, field: Field, *, batch_size: int | None, steps: int | None) -> DataSource:
     """One whose epochs are passes over the data."""
-    data = workload.train if field == "train" else workload.validation
+    data = _as_given(workload.train if field == "train" else workload.validation)
     given = data.dataset if isinstance(data, DataLoader) else data
     if isinstance(given, IterableDataset):
         dataset: Dataset[Any] = stream_of(given, field, batch_size=batch_size, steps=steps)
@@ -220,6 +220,12 @@ def _passing(workload: Workload, field: Field, *, batch_size: int | None, steps:
         size=size,
         is_endless=isinstance(dataset, ItemStream) and dataset.is_endless,
     )
+
+
+def _as_given(data: Any) -> Any:
+    """What `accelerate` has prepared moves batches to a device, and no more, where it is to skip none of them."""
+    is_prepared = type(data).__module__.partition(".")[0] == "accelerate" and not getattr(data, "skip_batches", 0)
+    return getattr(data, "base_dataloader", data) if is_prepared else data
 
 
 def _of_loader(
