@@ -24,10 +24,21 @@ from weft.plan.error_places import TRIED_BACKWARD, TRIED_STEP, within
 from weft.spec.job_spec import JobSpec
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
-from weft.workers.inspection.cut_proof import MAX_TRIES, CutProof, StatesOfRuns, Whole, telling, told_of_a_draw
+from weft.workers.inspection.cut_proof import MAX_TRIES, CutProof, Whole, telling, told_of_a_draw
 from weft.workers.inspection.cut_trial import CutTrial, others_of, run_as_it_is
 from weft.workers.inspection.looked_at import LookedAt
-from weft.workers.inspection.ran import DRAWS, Ran, StateBefore, TrialOutcome, carried, first_batch, tried, value_facts
+from weft.workers.inspection.ran import (
+    DRAWS,
+    Ran,
+    StateBefore,
+    StatesOfRuns,
+    TrialOutcome,
+    first_batch,
+    mark_carriers,
+    tried,
+    users_of,
+    value_facts,
+)
 from weft.workers.inspection.state_facts import cut_units
 from weft.workers.inspection.times import TIMED_RUNS, CutTimes, Times, between, note, note_around, note_split
 from weft.workers.inspection.unit_facts import SMALL_RUNS, keeps, size_of_small
@@ -141,7 +152,9 @@ class CutInspection:
             cuts = self._proven(recorded, wholes, skipped, problems)
             changes = self._changing, self._backward_changes, self._states.changed.union(self._written)
             units = cut_units(self._model, recorded, self._built, *changes)
-            self._mark_carriers(units, recorded)
+            if self._learns and self._spec.strategy.may_have_replicas:
+                mark_carriers(units, recorded, self._model, self._losses)
+                self._restore()
             self._time(units, recorded, cuts, skipped)
             values = self._values(recorded, skipped)
         for unit in units if self._needs_own_batch else ():  # any stage runs the line that does, if it ends behind it
@@ -156,7 +169,7 @@ class CutInspection:
             target=None,
             load_seconds=load_seconds,
             metrics=self._metrics or list(self._workload.metrics),
-            users=self._users(recorded),
+            users=users_of(recorded, self._model),
             changing=self._changing,
             written=[*self._written, *(self._states.counted if self._learns else ())],
             skipped_calls=pickled(skipped.needed, recorded.redraws),
@@ -317,26 +330,9 @@ class CutInspection:
 
     # --- facts
 
-    def _mark_carriers(self, units: list[dict[str, Any]], recorded: Recorded) -> None:
-        """Units whose forward computes with what a forward has left in their buffers, for a job with replicas."""
-        if not self._learns or not self._spec.strategy.may_have_replicas:
-            return
-        names = {id(module): name for name, module in self._model.named_modules()}
-        for (module, key), _ in carried([self._model], self._losses):
-            buffer = f"{names[id(module)]}.{key}".lstrip(".")
-            for unit in [unit for unit, uses in enumerate(recorded.uses) if buffer in uses] or [0]:  # as in `_users`
-                units[unit]["carries_state"] = True
-        self._restore()
-
     def _losses(self, draw: int) -> list[torch.Tensor]:
         with self._drawing(self._microbatch + draw), torch.no_grad():
             return [self._results(self._record(self._step, self._largest)[0].result)["loss"]]
-
-    def _users(self, recorded: Recorded) -> dict[int, list[int]]:
-        return {
-            id(parameter): [unit for unit, uses in enumerate(recorded.uses) if name in uses] or [0]
-            for name, parameter in self._model.named_parameters()
-        }
 
     def _time(
         self, units: list[dict[str, Any]], recorded: Recorded, cuts: Sequence[int], skipped: SkippedCalls

@@ -8,15 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import nn
-
-from weft.workers.inspection.cut_trial import CutTrial, StageError, put_back
-from weft.workers.inspection.ran import Result, TrialOutcome, tried
+from weft.workers.inspection.cut_trial import CutTrial, StageError
+from weft.workers.inspection.ran import StatesOfRuns, TrialOutcome
 from weft.workers.snapshots.first_reads import Attribute
-from weft.workers.snapshots.stage_attributes import Numbers, StageAttributes, numbers_of, singles_of
-from weft.workload.aliases import dense_parts
-from weft.workload.code.first_epoch import set_by_mode, set_mode
+from weft.workers.snapshots.stage_attributes import Numbers
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import OtherCallsError, Step
 from weft.workload.cutting.operation import KEEP_IN_BUFFERS
@@ -29,8 +24,6 @@ MAX_PROVEN = 4  # of them, behind the first: each takes as long as the proof of 
 _LASTING = f"{KEEP_IN_BUFFERS}, draw from torch's, numpy's or Python's own generator (and from no other)"
 
 Told = Callable[[BaseException | None], str]
-_Numbers = tuple[str, dict[str, Any], dict[str, float]]  # of a module: its name, its attributes, those as they were
-_Singles = tuple[dict[str, Any], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,108 +44,6 @@ class _Second:
     outcome: TrialOutcome
     numbers: Numbers | None = None
     left: Mapping[Attribute, Any] = field(default_factory=dict)  # numbers, texts and None, whatever comes of them
-
-
-class StatesOfRuns:
-    """Buffers of a model, numbers in attributes of its modules, and parameters that its step changes by itself, as each
-    run is to find them: as the model was built; in validation buffers and parameters as a step of training has left
-    them, where it needs that."""
-
-    def __init__(self, model: nn.Module, train: Callable[[], object] | None) -> None:
-        """train: runs a step of training, in a job that trains."""
-        self.model = model
-        self._train = train
-        self._kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        self._numbers, self._singles = self._found()
-        self._set: Mapping[nn.Module, Mapping[str, Any]] = {}  # attributes, by the mode of validation
-        self.leaves = False  # a run has left another number, text or None in an attribute
-        self.counted: dict[str, None] = {}  # names of attributes in which a run has left another number
-        self.changed: set[str] = set()  # names of buffers that some run has changed
-        self._versions: dict[str, int] = {}
-        self._note_versions()
-        self._trained: dict[str, torch.Tensor] | None = None
-
-    def _found(self) -> tuple[list[_Numbers], list[_Singles]]:
-        named = [(name, vars(each)) for name, each in self.model.named_modules()]
-        return [(name, now, numbers_of(now)) for name, now in named], [(now, singles_of(now)) for _, now in named]
-
-    def begin_with(self, others: Mapping[str, torch.Tensor]) -> None:
-        """others: parameters, by name."""
-        self._kept |= others
-
-    def restore(self) -> None:
-        """Behind each run."""
-        for name, buffer in self.model.named_buffers():
-            if name not in self.changed and self._has_changed(name, buffer):
-                self.changed.add(name)
-        put_back(self.model, self._kept)
-        self._note_versions()
-        self.leaves = self.leaves or any(singles_of(now) != singles for now, singles in self._singles)
-        for name, now, numbers in self._numbers:
-            counted = [key for key, number in numbers.items() if now.get(key) != number]
-            self.counted |= dict.fromkeys(f"{name}.{key}".removeprefix(".") for key in counted)
-            now.update(numbers)
-
-    def _has_changed(self, name: str, buffer: torch.Tensor) -> bool:
-        """torch counts no changes that go through .data, nor those of a batch norm's kernel."""
-        before = self._kept.get(name)
-        if before is None or before.layout is not buffer.layout or self._versions.get(name) != buffer._version:
-            return True
-        return not all(map(torch.equal, dense_parts(before), dense_parts(buffer)))
-
-    def _note_versions(self) -> None:
-        self._versions = {name: buffer._version for name, buffer in self.model.named_buffers()}
-
-    def evaluated(self, run: Callable[[], Result]) -> Result:
-        """What a run in validation's mode returns. No job has one before it has trained, and some layers begin with the
-        first batch that they train on: so where it raises with the model as it was built, it has another one."""
-        if self._train is not None and self._trained is None:
-            if (found := tried(run)) is not None:
-                return found
-            self.restore()
-            set_mode(self.model)
-            self._train()
-            self._trained = self._now()
-            self.restore()
-        return run()
-
-    def _now(self) -> dict[str, torch.Tensor]:
-        named = (*self.model.named_buffers(), *self.model.named_parameters())
-        buffers = {name for name, _ in self.model.named_buffers()}
-        return {name: tensor.detach().clone() for name, tensor in named if name in buffers | self._kept.keys()}
-
-    @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """As validation does."""
-        was, found = self.model.training, (self._numbers, self._singles)
-        set_mode(self.model, False)
-        self._numbers, self._singles = self._found()  # with what a model's own `eval()` has set
-        self._set = set_by_mode(self.model, False)
-        try:
-            with torch.no_grad(), self.of_validation():
-                yield
-        finally:
-            self._numbers, self._singles = found
-            self._set = {}
-            set_mode(self.model, was)
-
-    def in_mode(self, attributes: StageAttributes) -> StageAttributes:
-        """attributes: of the model as it was built. What the stages of a run find."""
-        return attributes.with_those(self._set)
-
-    @contextlib.contextmanager
-    def of_validation(self) -> Iterator[None]:
-        """What runs inside finds what validation does."""
-        if self._trained is None:
-            yield
-            return
-        kept, self._kept = self._kept, self._trained
-        self.restore()
-        try:
-            yield
-        finally:
-            self._kept = kept
-            self.restore()
 
 
 class _LeftOut:

@@ -304,19 +304,6 @@ def others_of(model: nn.Module, changing: Sequence[str]) -> dict[str, torch.Tens
     return {name: named[name].detach() * OTHER for name in changing}
 
 
-@torch.no_grad()
-def put_back(model: nn.Module, kept: Mapping[str, torch.Tensor]) -> None:
-    """kept: what buffers and parameters were, by name."""
-    for name, tensor in (*model.named_buffers(), *model.named_parameters()):
-        if (before := kept.get(name)) is None:
-            continue
-        if (tensor.shape, tensor.dtype) == (before.shape, before.dtype):
-            tensor.copy_(before)
-        else:  # forward has put another buffer in its place
-            path, _, key = name.rpartition(".")
-            model.get_submodule(path)._buffers[key] = before.clone()
-
-
 def run_as_it_is(trial: CutTrial, batch: Any, seed: Seed) -> None:
     """What the user's code raises passes as it is."""
     try:

@@ -1,8 +1,10 @@
-"""Ran: what came of running a model, however it is cut, in the wire form of Inspection's fields of these names."""
+"""Ran: what came of running a model, however it is cut, in the wire form of Inspection's fields of these names; and
+what each run is to find."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -15,9 +17,11 @@ from weft.plan.itinerary import Iteration
 from weft.transport.memory.arena import dtype_name
 from weft.workers.compute.forward_buffers import Began, Changed, ForwardBuffers
 from weft.workers.compute.handover import can_have_gradient
+from weft.workers.snapshots.stage_attributes import StageAttributes, numbers_of, singles_of
 from weft.workload.aliases import dense_parts, has_memory, overlap
+from weft.workload.code.first_epoch import set_by_mode, set_mode
 from weft.workload.cutting.names import named_tensors
-from weft.workload.cutting.recorded import Value
+from weft.workload.cutting.recorded import Recorded, Value
 
 Result = TypeVar("Result")
 DRAWS = 5  # that are tried: all of them leave out a block in one job of a hundred whose block is in four of ten
@@ -182,6 +186,26 @@ def carried(modules: Sequence[nn.Module], outputs: Callable[[int], list[torch.Te
     return next(filter(None, tries), [])
 
 
+def mark_carriers(
+    units: list[dict[str, Any]], recorded: Recorded, model: nn.Module, outputs: Callable[[int], list[torch.Tensor]]
+) -> None:
+    """Those whose forward computes with what a forward has left in their buffers. outputs: as `carried` takes it."""
+    names = {id(module): name for name, module in model.named_modules()}
+    for (module, key), _ in carried([model], outputs):
+        for unit in _units_with(f"{names[id(module)]}.{key}".lstrip("."), recorded):
+            units[unit]["carries_state"] = True
+
+
+def users_of(recorded: Recorded, model: nn.Module) -> dict[int, list[int]]:
+    """As `Ran.users`."""
+    return {id(parameter): _units_with(name, recorded) for name, parameter in model.named_parameters()}
+
+
+def _units_with(name: str, recorded: Recorded) -> list[int]:
+    """The first of what none was seen to use."""
+    return [unit for unit, uses in enumerate(recorded.uses) if name in uses] or [0]
+
+
 def _carried(modules: Sequence[nn.Module], outputs: Callable[[], list[torch.Tensor]]) -> Changed:
     """Vectors that have converged change no more. Twice with the same buffers first: of a kernel that gives other bits
     each time nobody can tell."""
@@ -222,3 +246,124 @@ def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
         and torch.equal(one.isnan(), other.isnan())
         and (torch.equal(one.nan_to_num(), other.nan_to_num()))
     )
+
+
+# --- what each run finds
+
+_Numbers = tuple[str, dict[str, Any], dict[str, float]]  # of a module: its name, its attributes, those as they were
+_Singles = tuple[dict[str, Any], dict[str, Any]]
+
+
+class StatesOfRuns:
+    """Buffers of a model, numbers in attributes of its modules, and parameters that its step changes by itself, as each
+    run is to find them: as the model was built; in validation buffers and parameters as a step of training has left
+    them, where it needs that."""
+
+    def __init__(self, model: nn.Module, train: Callable[[], object] | None) -> None:
+        """train: runs a step of training, in a job that trains."""
+        self.model = model
+        self._train = train
+        self._kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        self._numbers, self._singles = self._found()
+        self._set: Mapping[nn.Module, Mapping[str, Any]] = {}  # attributes, by the mode of validation
+        self.leaves = False  # a run has left another number, text or None in an attribute
+        self.counted: dict[str, None] = {}  # names of attributes in which a run has left another number
+        self.changed: set[str] = set()  # names of buffers that some run has changed
+        self._versions: dict[str, int] = {}
+        self._note_versions()
+        self._trained: dict[str, torch.Tensor] | None = None
+
+    def _found(self) -> tuple[list[_Numbers], list[_Singles]]:
+        named = [(name, vars(each)) for name, each in self.model.named_modules()]
+        return [(name, now, numbers_of(now)) for name, now in named], [(now, singles_of(now)) for _, now in named]
+
+    def begin_with(self, others: Mapping[str, torch.Tensor]) -> None:
+        """others: parameters, by name."""
+        self._kept |= others
+
+    def restore(self) -> None:
+        """Behind each run."""
+        for name, buffer in self.model.named_buffers():
+            if name not in self.changed and self._has_changed(name, buffer):
+                self.changed.add(name)
+        put_back(self.model, self._kept)
+        self._note_versions()
+        self.leaves = self.leaves or any(singles_of(now) != singles for now, singles in self._singles)
+        for name, now, numbers in self._numbers:
+            counted = [key for key, number in numbers.items() if now.get(key) != number]
+            self.counted |= dict.fromkeys(f"{name}.{key}".removeprefix(".") for key in counted)
+            now.update(numbers)
+
+    def _has_changed(self, name: str, buffer: torch.Tensor) -> bool:
+        """torch counts no changes that go through .data, nor those of a batch norm's kernel."""
+        before = self._kept.get(name)
+        if before is None or before.layout is not buffer.layout or self._versions.get(name) != buffer._version:
+            return True
+        return not all(map(torch.equal, dense_parts(before), dense_parts(buffer)))
+
+    def _note_versions(self) -> None:
+        self._versions = {name: buffer._version for name, buffer in self.model.named_buffers()}
+
+    def evaluated(self, run: Callable[[], Result]) -> Result:
+        """What a run in validation's mode returns. No job has one before it has trained, and some layers begin with the
+        first batch that they train on: so where it raises with the model as it was built, it has another one."""
+        if self._train is not None and self._trained is None:
+            if (found := tried(run)) is not None:
+                return found
+            self.restore()
+            set_mode(self.model)
+            self._train()
+            self._trained = self._now()
+            self.restore()
+        return run()
+
+    def _now(self) -> dict[str, torch.Tensor]:
+        named = (*self.model.named_buffers(), *self.model.named_parameters())
+        buffers = {name for name, _ in self.model.named_buffers()}
+        return {name: tensor.detach().clone() for name, tensor in named if name in buffers | self._kept.keys()}
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """As validation does."""
+        was, found = self.model.training, (self._numbers, self._singles)
+        set_mode(self.model, False)
+        self._numbers, self._singles = self._found()  # with what a model's own `eval()` has set
+        self._set = set_by_mode(self.model, False)
+        try:
+            with torch.no_grad(), self.of_validation():
+                yield
+        finally:
+            self._numbers, self._singles = found
+            self._set = {}
+            set_mode(self.model, was)
+
+    def in_mode(self, attributes: StageAttributes) -> StageAttributes:
+        """attributes: of the model as it was built. What the stages of a run find."""
+        return attributes.with_those(self._set)
+
+    @contextlib.contextmanager
+    def of_validation(self) -> Iterator[None]:
+        """What runs inside finds what validation does."""
+        if self._trained is None:
+            yield
+            return
+        kept, self._kept = self._kept, self._trained
+        self.restore()
+        try:
+            yield
+        finally:
+            self._kept = kept
+            self.restore()
+
+
+@torch.no_grad()
+def put_back(model: nn.Module, kept: Mapping[str, torch.Tensor]) -> None:
+    """kept: what buffers and parameters were, by name."""
+    for name, tensor in (*model.named_buffers(), *model.named_parameters()):
+        if (before := kept.get(name)) is None:
+            continue
+        if (tensor.shape, tensor.dtype) == (before.shape, before.dtype):
+            tensor.copy_(before)
+        else:  # forward has put another buffer in its place
+            path, _, key = name.rpartition(".")
+            model.get_submodule(path)._buffers[key] = before.clone()

@@ -21,8 +21,7 @@ from weft.spec.job_spec import JobSpec
 from weft.workers.compute.backward.saved import SavedBytes
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Accelerator, Device
-from weft.workers.inspection.cut_trial import put_back
-from weft.workers.inspection.ran import first_batch
+from weft.workers.inspection.ran import first_batch, put_back
 from weft.workload.code.first_epoch import set_mode
 from weft.workload.cutting.names import named_tensors
 from weft.workload.data.batches import Batches
