@@ -262,6 +262,7 @@ class Owners:
             device=HostDevice(),
             reports=True,
             digests=Digests(list(self.given)),  # which find nothing, whatever the optimizer
+            outside=set(range(len(self._parameters))) - {place.parameter for b in self._buckets for place in b.places},
         )
 
     def step(self, step: int, gradients: Gradients) -> None:

@@ -186,6 +186,7 @@ class BucketUpdates:
             reports=self._view.position == self._view.reporter,
             digests=Digests(self._names) if self._strategy.verify == "digest" else None,
             last=last,
+            outside=set(range(len(parameters))) - {place.parameter for b in self._memory.buckets for place in b.places},
         )
         return updates
 

@@ -42,9 +42,11 @@ class StageUpdate:
         self._optimizer = make_optimizer(workload.optimizer, workload.model.parameters()) if parameters else None
         self._scheduler = None if self._optimizer is None else make_scheduler(workload.scheduler, self._optimizer)
         self._workload = workload
-        self._members: list[list[str]] = []  # names in each group, other stages' too
+        self._members: list[list[str]] = []  # names in each group, its own before other stages'
         if self._optimizer is not None:
-            self._members = members_of(self._optimizer, names)
+            own = {names[id(parameter)] for parameter in parameters}
+            members = members_of(self._optimizer, names)
+            self._members = [sorted(each, key=lambda name: name not in own) for each in members]
             keep_alone(self._optimizer, parameters)
         self._own = {id(parameter) for parameter in parameters}
         self._first = next((place for place, each in enumerate(names) if each in self._own), 0)

@@ -13,7 +13,7 @@ The norm is known once every owner has done its last SYNC of the iteration; unti
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,7 +51,8 @@ class Updates:
     update, done once it stands. takes: whether a bucket is updated here in an iteration. value: what the scheduler is
     to be stepped with before it. drawing: around the step of a bucket. device: what has the shards. reports: this one
     tells the learning rate and the norm of each step. digests: where what an update leaves is compared with what the
-    next one finds. last: the bucket that is updated last; unset, that of `buckets`."""
+    next one finds. last: the bucket that is updated last; unset, that of `buckets`. outside: parameters that no bucket
+    has, of whomever."""
 
     def __init__(
         self,
@@ -74,6 +75,7 @@ class Updates:
         reports: bool,
         digests: Digests | None = None,
         last: int | None = None,
+        outside: Collection[int] = (),
     ) -> None:
         self._template = template
         self._parameters = parameters
@@ -99,6 +101,7 @@ class Updates:
         self._begun = -1  # the iteration of the newest step
         self._reports = reports
         self._digests = digests
+        self._outside = frozenset(id(parameters[number]) for number in outside)
 
     def update(self, bucket: Bucket, iteration: Iteration, measured: Measured) -> None:
         """The last bucket's also ends the step, even if it is updated elsewhere."""
@@ -146,11 +149,17 @@ class Updates:
         hold_scheduler_and_kinds(held, self._template, self._scheduler)
 
     def _hold_frozen(self, held: Held, names: Sequence[str]) -> None:
-        """The options of parameters that no bucket has: a scheduler goes on with the rate of their group, too."""
-        frozen = {id(each): name for each, name in zip(self._parameters, names, strict=True) if not each.requires_grad}
-        for group in self._template.param_groups:
-            own = options(group)
-            held.options |= {frozen[id(each)]: own for each in group["params"] if id(each) in frozen}
+        """The options of parameters that no bucket has: a scheduler goes on with the rate of their group, too. They are
+        those of the group's others: the template, which never steps, does not know what a step has counted there."""
+        by_id = dict(zip(map(id, self._parameters), names, strict=True))
+        for group, members in zip(self._template.param_groups, members_of(self._template, by_id), strict=True):
+            outside = {by_id[id(each)] for each in group["params"] if id(each) in self._outside}
+            if not outside.issuperset(members):
+                known = next((held.options[name] for name in members if name in held.options), None)
+            else:
+                known = options(group)
+            if known is not None:
+                held.options |= dict.fromkeys(outside, known)
 
     def rewind(self) -> None:
         """To before `restore`: of the steps that were made, or half made, nothing is known."""
