@@ -98,6 +98,48 @@ def test_so_is_one_in_the_stage_before(machine: Any, how: str, epoch: int, strat
     _compare(machine, pipeline, how=how, epoch=epoch, where="train()")
 
 
+# One that is built to be trained, and that the first epoch, or the first steps, freeze.
+LATER = """
+import torch, weft
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, where):
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.where, self.epochs, self.calls = where, 0, 0
+
+    def train(self, mode=True):
+        self.epochs += mode
+        if mode and self.where == "train()":
+            self.body.requires_grad_(self.epochs > 1)
+        return super().train(mode)
+
+    def forward(self, x):
+        self.calls += self.training
+        if self.training and self.where == "forward":
+            self.body.requires_grad_(self.calls > 3)
+        return self.head(self.body(x).tanh())
+
+def workload(where):
+    x = torch.randn(24, 6), torch.arange(24) % 3
+    optimizer = lambda given: torch.optim.SGD(given, lr=0.1)
+    return weft.Workload(Net(where), x, loss=nn.CrossEntropyLoss(), optimizer=optimizer)
+"""
+
+
+@pytest.mark.parametrize("where", ["train()", "forward"])
+@pytest.mark.slow(seconds=1)
+def test_so_is_one_that_is_frozen_only_once_training_begins(machine: Any, where: str) -> None:
+    """The stage behind it handed no gradient back, since no layer was built frozen, and the job failed later on."""
+    pipeline = {"stages": 2, "split": [1]}
+    spec = machine.spec(LATER, strategy=pipeline, args={"where": where}, epochs=3, batch_size=8)
+    ended = machine.client.wait(machine.submit(spec), 60)
+    assert ended["state"] == "completed", machine.log_of(ended["job"])
+    saved, plain = load_file(ended["model"]), train(spec).state
+    assert [name for name, value in plain.items() if not torch.equal(saved[name], value)] == []
+
+
 # A layer freezes and thaws itself within an iteration, while earlier microbatches' backwards are still to come.
 WITHIN = """
 import torch

@@ -44,7 +44,7 @@ from weft.workers.inspection.times import TIMED_RUNS, CutTimes, Times, between, 
 from weft.workers.inspection.unit_facts import SMALL_RUNS, keeps, size_of_small
 from weft.workers.snapshots.stage_attributes import StageAttributes
 from weft.workload.code.first_epoch import set_mode
-from weft.workload.code.freezing import may_thaw
+from weft.workload.code.freezing import trainable
 from weft.workload.cutting.calls import SeededCalls
 from weft.workload.cutting.cut_step import Step
 from weft.workload.cutting.names import named_tensors
@@ -118,7 +118,7 @@ class CutInspection:
         self._trained, self._device = trained, device
         self._precision = partial(computing_in, spec.strategy.precision, device)
         self._learns = spec.job.mode == "train"
-        self._thaws = may_thaw(workload)
+        self._trainable, self._thaws = trainable(workload), False
         self._step = training_step(workload) if self._learns else validation_step(workload)
         train = partial(self._record, self._step, self._largest) if self._learns else None
         set_mode(self._model, self._learns)  # which may change numbers, for this epoch and in this mode
@@ -209,6 +209,7 @@ class CutInspection:
         own = [tensor.clone() for tensor in tensors]
         with self._device.drawing, self._precision(), within(TRIED_STEP, innermost=True):
             recorded = recording.run(step, build(skeleton, own), partial(self._seed, looks=True))
+        self._thaws |= any(not each.requires_grad for each in self._model.parameters() if id(each) in self._trainable)
         self._made_once = recorded.made_once
         self._draws.look()
         if self._others.look():  # what it calls may depend on that

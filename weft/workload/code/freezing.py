@@ -25,12 +25,6 @@ def trainable(workload: Workload) -> set[int]:
     }
 
 
-def may_thaw(workload: Workload) -> bool:
-    """Something is frozen as the model is built, and may be trained later."""
-    parameters = {id(each): each for each in workload.model.parameters()}
-    return any(not parameters[each].requires_grad for each in trainable(workload))
-
-
 def _called_later(workload: Workload) -> Iterator[Any]:
     yield from (workload.step, workload.on_epoch)
     for kind in {kind for module in workload.model.modules() for kind in type(module).__mro__ if kind is not nn.Module}:
