@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass, field
+from functools import lru_cache, partial, wraps
 from typing import Any
 
 import pytest
@@ -71,6 +73,96 @@ def in_an_object(*_: Any) -> None:
     counter()
 
 
+def in_a_lists_default(*_: Any, kept: Any = []) -> None:  # noqa: B006
+    kept.append(len(kept))
+
+
+class Slotted:
+    __slots__ = ("count", "later")
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+    def __call__(self, *_: Any) -> None:
+        self.count += 1
+        self.later = [self.count]
+
+
+@dataclass(slots=True)
+class Inner:
+    past: list[int] = field(default_factory=list)
+
+
+class Mixed(Inner):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __call__(self, *_: Any) -> None:
+        self.count += 1
+        self.past.append(self.count)
+
+
+class Table(dict[str, Any]):
+    def __call__(self, *_: Any) -> None:
+        self["count"] = self.get("count", 0) + 1
+
+
+class Ordered(OrderedDict[str, Any]):
+    def __call__(self, *_: Any) -> None:
+        self[f"count {len(self)}"] = 1
+
+
+class Past(list[int]):
+    def __call__(self, *_: Any) -> None:
+        self.append(len(self))
+
+
+class Window(deque[int]):
+    def __init__(self) -> None:
+        super().__init__(maxlen=2)
+
+    def __call__(self, *_: Any) -> None:
+        self.append((self[-1] if self else 0) + 1)
+
+
+class Names(set[int]):
+    def __call__(self, *_: Any) -> None:
+        self.add(len(self))
+
+
+def on_a_class_that_had_none(*_: Any) -> None:
+    Past.seen = getattr(Past, "seen", 0) + 1  # type: ignore[attr-defined]
+
+
+def counting(function: Callable[..., Any]) -> Callable[..., Any]:
+    count = 0
+
+    @wraps(function)
+    def counted(*args: Any) -> Any:
+        nonlocal count
+        count += 1
+        counted.calls = count  # type: ignore[attr-defined]
+        return function(*args)
+
+    return counted
+
+
+def of_itself_within() -> Callable[..., None]:
+    def step(*_: Any) -> None:
+        step.count = getattr(step, "count", 0) + 1  # type: ignore[attr-defined]
+
+    return step
+
+
+def many() -> Callable[..., None]:
+    counters = [Counter() for _ in range(200)]
+    return lambda *_: counters[-1]()
+
+
 def around() -> Callable[..., None]:
     count = 0
 
@@ -108,6 +200,21 @@ STEPS: dict[str, Callable[[], Callable[..., Any]]] = {
     "a class": lambda: Counter.of_all,
     "a partial's": lambda: partial(lambda kept, *_: kept(), Counter()),
     "a function that it calls": lambda: lambda *_: [in_an_object(), in_a_table()],
+    "a list that is a default": lambda: in_a_lists_default,
+    "slots": Slotted,
+    "slots and others": Mixed,
+    "a dict of its own class": Table,
+    "an ordered one": Ordered,
+    "a list of its own class": Past,
+    "a deque of its own class": Window,
+    "a set of its own class": Names,
+    "a class that had none": lambda: on_a_class_that_had_none,
+    "a decorator's": lambda: counting(lambda *_: None),
+    "one's that is decorated": lambda: counting(around()),
+    "one's that is remembered": lambda: partial(lru_cache(0)(in_a_global)),
+    "a function's within": of_itself_within,
+    "the last of many": many,
+    "a partial's list": lambda: partial(lambda kept, *_: kept.append(len(kept)), []),
     "the model's": lambda: lambda model, batch: model(batch),
 }
 

@@ -3,7 +3,8 @@ attribute of an object or of a class of the user's.
 
     Workload.step.globals      that it asks for by name             Workload.step.annealer      an object's attributes
     Workload.step.around       variables of the function around it  Workload.model.Net.class    a class's
-    Workload.step.own          attributes of its own
+    Workload.step.own          attributes of its own               Workload.step.defaults     what its arguments may be
+    Workload.step.meter.parts  what is in an object that is a list, dict, set or deque of a class of the user's
 
 Each is a mapping by name, which reads and writes the variables themselves. Of what is installed there is none, nor of
 data, optimizers and schedulers, which are kept otherwise.
@@ -14,10 +15,20 @@ from __future__ import annotations
 import argparse
 import opcode
 import sys
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from functools import partial
+from functools import _lru_cache_wrapper, partial
 from itertools import islice
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import torch
@@ -32,11 +43,12 @@ from weft.workload.workload import Workload
 Variables = MutableMapping[str, Any]
 
 MAX_LOOKED_AT = 2_000  # arbitrary: some milliseconds; the nearest come first
-MAX_PARTS = 64  # of a list or dict, which may be objects of the user's
+MAX_PARTS = 64  # of a list or dict, which may be objects of the user's; others come last
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _KEPT_OTHERWISE = (torch.Tensor, Dataset, DataLoader, Sampler, torch.optim.Optimizer, LRScheduler, Workload)
 _CODE = (FunctionType, MethodType, staticmethod, classmethod, property)
 _NEVER_PLAIN = (*_CODE, BuiltinFunctionType, ModuleType, type)
+_PARTED = (OrderedDict, dict, list, set, deque)
 _NAMESPACES = (SimpleNamespace, argparse.Namespace)  # of nobody's code: what a job is set to, often
 _TORCHS = frozenset(vars(nn.Module()))
 
@@ -59,22 +71,27 @@ class _Search:
         self._namespaces: dict[int, _Named] = {}  # by the id of each
         self._seen: dict[int, Any] = {}  # what was looked at, so that nothing else gets its id
         self._left: list[tuple[str, Any]] = []
+        self._later: list[tuple[str, Any]] = []  # from MAX_PARTS on
         for name in ("step", "loss", "validate", "on_epoch", "model"):
             self._add(f"Workload.{name}", getattr(workload, name))
         self._run()
 
     def _add(self, name: str, value: Any) -> None:
-        value = undecorated(value) if isinstance(value, _CODE) else value
+        if isinstance(value, _CODE):
+            self._left += ((f"{name}.wrapper{number}", each) for number, each in enumerate(_wrappers(value)))
+            value = undecorated(value)
         if type(value) not in _PLAIN and not isinstance(value, _KEPT_OTHERWISE):
             self._left.append((name, value))
 
     def _run(self) -> None:
-        for name, value in self._left:  # which grows meanwhile
-            if len(self._seen) >= MAX_LOOKED_AT:
-                break
-            if id(value) not in self._seen:
-                self._seen[id(value)] = value
-                self._look(name, value)
+        while self._left or self._later:
+            for name, value in self._left:  # which grows meanwhile
+                if len(self._seen) >= MAX_LOOKED_AT:
+                    return
+                if id(value) not in self._seen:
+                    self._seen[id(value)] = value
+                    self._look(name, value)
+            self._left, self._later = self._later, []
 
     def _look(self, name: str, value: Any) -> None:
         match value:
@@ -86,24 +103,41 @@ class _Search:
                 self._add(f"{name}.{value.__func__.__name__}", value.__func__)
             case partial():
                 self._add(f"{name}.func", value.func)
-                self._parts(name, value.args)
-                self._named(name, value.keywords)
+                self._kept(f"{name}.args", {str(number): each for number, each in enumerate(value.args)})
+                self._kept(f"{name}.keywords", value.keywords)
+            case _lru_cache_wrapper():
+                self._add(name, value.__wrapped__)
             case type():
                 if _is_own(value):
                     self._class(name, value)
             case nn.Module():
                 self._modules(name, value)
-            case list() | tuple():
+            case _ if _is_own(type(value)) or type(value) in _NAMESPACES:
+                self._object(name, value)
+            case list() | tuple() | set() | deque():
                 self._parts(name, value)
             case dict():
                 self._parts(name, value.values())
-            case _ if (_is_own(type(value)) or type(value) in _NAMESPACES) and isinstance(
-                own := getattr(value, "__dict__", None), dict
-            ):
-                self.found[name] = own
-                self.objects.append(value)
-                self._add(f"{name}.{type(value).__name__}", type(value))
-                self._named(name, own)
+
+    def _object(self, name: str, value: Any) -> None:
+        self.objects.append(value)
+        self._add(f"{name}.{type(value).__name__}", type(value))
+        if (own := _dict_of(value)) is not None:
+            self.found[name] = own
+            self._named(name, own)
+        if slots := _Slots.of(value):
+            self.found[f"{name}.slots"] = slots
+            self._named(name, slots)
+        if isinstance(value, _PARTED):
+            self.found[f"{name}.parts"] = _Parts(value)
+        if isinstance(value, (*_PARTED, tuple)):
+            self._parts(name, dict.values(value) if isinstance(value, dict) else value)
+
+    def _kept(self, name: str, values: dict[str, Any]) -> None:
+        """Of arguments, which may change inside alone."""
+        if any(type(value) not in _PLAIN and not isinstance(value, _NEVER_PLAIN) for value in values.values()):
+            self.found[name] = values
+        self._named(name, values)
 
     def _function(self, name: str, function: FunctionType) -> None:
         code, known = function.__code__, function.__globals__
@@ -112,14 +146,14 @@ class _Search:
             self.found[f"{name}.around"] = _Cells(cells)
         self._named(name, {key: content for key, cell in cells.items() for content in contents_of(cell)})
         names = names_in(code)
-        if vars(function) or function.__name__ in names:
+        if vars(function) or not {function.__name__, code.co_name}.isdisjoint(names.union(cells)):
             self.found[f"{name}.own"] = vars(function)
         self._namespace(name, known, names if _stores_globals(code) else names & known.keys())
         for key in sorted(names & known.keys()):
             if isinstance(module := known[key], ModuleType) and is_users(getattr(module, "__file__", None) or ""):
                 self._namespace(f"{name}.{key}", vars(module), names & vars(module).keys())
-        self._parts(f"{name}.defaults", function.__defaults__ or ())
-        self._named(name, function.__kwdefaults__ or {})
+        defaults = {str(number): each for number, each in enumerate(function.__defaults__ or ())}
+        self._kept(f"{name}.defaults", defaults | (function.__kwdefaults__ or {}))
 
     def _namespace(self, name: str, namespace: dict[str, Any], names: set[str]) -> None:
         """names: that a function asks for."""
@@ -130,8 +164,7 @@ class _Search:
             self._add(f"{name}.{key}", namespace[key])
 
     def _class(self, name: str, kind: type) -> None:
-        if own := _OfClass(kind):
-            self.found[f"{name}.class"] = own
+        self.found[f"{name}.class"] = _OfClass(kind)
         for base in kind.__bases__:
             self._add(f"{name}.{base.__name__}", base)
         self._named(name, vars(kind))
@@ -148,8 +181,11 @@ class _Search:
             self._add(f"{name}.{key}", value)
 
     def _parts(self, name: str, values: Iterable[Any]) -> None:
-        for number, value in enumerate(islice(values, MAX_PARTS)):
-            self._add(f"{name}.{number}", value)
+        for number, value in enumerate(islice(values, 5 * MAX_LOOKED_AT)):
+            if number < MAX_PARTS:
+                self._add(f"{name}.{number}", value)
+            elif type(value) not in _PLAIN and not isinstance(value, (*_KEPT_OTHERWISE, *_CODE)):
+                self._later.append((f"{name}.{number}", value))
 
 
 def _stores_globals(code: CodeType) -> bool:
@@ -161,6 +197,23 @@ def _stores_globals(code: CodeType) -> bool:
 def _is_own(kind: type) -> bool:
     """A class of the user's."""
     return is_users(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
+
+
+def _wrappers(value: Any) -> Iterator[FunctionType]:
+    """What decorators have made of a function, the outermost first."""
+    value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+    while isinstance(value, FunctionType) and (inner := vars(value).get("__wrapped__")) is not None:
+        yield value
+        value = inner
+
+
+def _dict_of(value: Any) -> dict[str, Any] | None:
+    """Past a `__getattr__` of its class."""
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return own if isinstance(own, dict) else None
 
 
 class _Named(MutableMapping[str, Any]):
@@ -211,13 +264,73 @@ class _Cells(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
 
+class _Slots(MutableMapping[str, Any]):
+    """What is in an object's slots."""
+
+    def __init__(self, value: Any, slots: Mapping[str, MemberDescriptorType]) -> None:
+        self._value, self._slots = value, slots
+
+    @classmethod
+    def of(cls, value: Any) -> _Slots | None:
+        """None of an object that has none."""
+        kinds = [kind for kind in reversed(type(value).__mro__) if "__slots__" in vars(kind)]
+        own = {
+            key: each for kind in kinds for key, each in vars(kind).items() if isinstance(each, MemberDescriptorType)
+        }
+        return cls(value, own) if own else None
+
+    def __getitem__(self, key: str) -> Any:
+        try:
+            return self._slots[key].__get__(self._value)
+        except AttributeError:  # nothing is in it
+            raise KeyError(key) from None
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._slots[key].__set__(self._value, value)
+
+    def __delitem__(self, key: str) -> None:
+        self._slots[key].__delete__(self._value)
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for key in self._slots if key in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class _Parts(MutableMapping[str, Any]):
+    """One part: what is in an object that is a container of a class of the user's, as a plain one, past its methods."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._kind: Any = next(kind for kind in _PARTED if isinstance(value, kind))
+
+    def __getitem__(self, key: str) -> Any:
+        if key != "all":
+            raise KeyError(key)
+        if isinstance(self._value, deque):
+            return deque(deque.__iter__(self._value), self._value.maxlen)
+        return self._kind((self._kind.items if issubclass(self._kind, dict) else self._kind.__iter__)(self._value))
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._kind.clear(self._value)
+        (self._kind.extend if self._kind in (list, deque) else self._kind.update)(self._value, value)
+
+    def __delitem__(self, key: str) -> None:
+        self._kind.clear(self._value)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("all",))
+
+    def __len__(self) -> int:
+        return 1
+
+
 class _OfClass(MutableMapping[str, Any]):
     """Those of a class's attributes that are no code."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
-        own = vars(kind).items()
-        self._names = [name for name, each in own if name[:2] != "__" and not hasattr(type(each), "__get__")]
 
     def __getitem__(self, key: str) -> Any:
         return vars(self._kind)[key]
@@ -229,7 +342,8 @@ class _OfClass(MutableMapping[str, Any]):
         delattr(self._kind, key)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._names if name in vars(self._kind))
+        own = list(vars(self._kind).items())
+        return (name for name, each in own if name[:2] != "__" and not hasattr(type(each), "__get__"))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
