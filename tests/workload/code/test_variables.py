@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from weft.workers.snapshots.attributes import Attributes
+from weft.workers.snapshots.first_reads import FirstReads
 from weft.workload.code.variables import variables_of
 from weft.workload.workload import Workload
 
@@ -261,3 +262,12 @@ def test_data_optimizers_and_what_is_installed_are_kept_otherwise() -> None:
         name for name in found if name.startswith(("Workload.step.data.", "Workload.step.own.", "Workload.step.json"))
     ]
     assert found["Workload.step.around"].keys() == {"data", "own"}
+
+
+def test_an_attribute_of_a_class_that_is_watched_for_a_while_is_there_all_the_time() -> None:
+    model = Net()
+    attributes = Attributes(variables_of(Workload(model, (torch.zeros(4, 2),), optimizer=torch.optim.SGD)))
+    with FirstReads([(model, "calls")]).watching():
+        assert attributes.changed() == {}
+        attributes.restore(attributes.changed())
+    assert "calls" in vars(Net)

@@ -331,6 +331,7 @@ class _OfClass(MutableMapping[str, Any]):
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
+        self._names = set(self._plain())  # later on something may stand in their places that watches them
 
     def __getitem__(self, key: str) -> Any:
         return vars(self._kind)[key]
@@ -342,8 +343,11 @@ class _OfClass(MutableMapping[str, Any]):
         delattr(self._kind, key)
 
     def __iter__(self) -> Iterator[str]:
-        own = list(vars(self._kind).items())
-        return (name for name, each in own if name[:2] != "__" and not hasattr(type(each), "__get__"))
+        return iter({*self._plain(), *(self._names & vars(self._kind).keys())})
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    def _plain(self) -> list[str]:
+        own = vars(self._kind).items()
+        return [name for name, each in own if name[:2] != "__" and not hasattr(type(each), "__get__")]
