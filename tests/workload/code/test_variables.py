@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial, wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,8 @@ from torch import nn
 
 from weft.workers.snapshots.attributes import Attributes
 from weft.workers.snapshots.first_reads import FirstReads
-from weft.workload.code.variables import variables_of
+from weft.workers.snapshots.step_memory import LostAttributes
+from weft.workload.code.variables import iterators_of, variables_of
 from weft.workload.workload import Workload
 
 count = 0
@@ -271,3 +274,16 @@ def test_an_attribute_of_a_class_that_is_watched_for_a_while_is_there_all_the_ti
         assert attributes.changed() == {}
         attributes.restore(attributes.changed())
     assert "calls" in vars(Net)
+
+
+def test_iterators_that_a_function_draws_from_are_named_and_files_are_not(tmp_path: Path) -> None:
+    numbers = itertools.count()
+    with (tmp_path / "log").open("w") as log:
+
+        def step(*_: Any) -> None:
+            log.write(f"{next(numbers)}")
+
+        workload = Workload(Net(), (torch.zeros(4, 2),), step=step, optimizer=torch.optim.SGD)
+        assert iterators_of(workload) == {"Workload.step.numbers": numbers}
+        told = LostAttributes(workload).names()
+    assert told == ["Workload.step.numbers (a count)"]

@@ -13,7 +13,7 @@ from weft.workers.snapshots.attributes import TORCHS, Attributes, own_of
 from weft.workers.snapshots.remembered import GENERATORS, VALUES_AS_THEY_ARE, WITH_STORAGE
 from weft.workload.code.beside_model import modules_beside
 from weft.workload.code.fingerprint import fingerprint
-from weft.workload.code.variables import objects_of, variables_of
+from weft.workload.code.variables import iterators_of, objects_of, variables_of
 from weft.workload.cutting.placeholder import Placeholder
 from weft.workload.workload import Workload
 
@@ -59,17 +59,18 @@ class LostAttributes:
         }
         self._holders = {**modules, **own}  # of the model alone: functions may refer to data
         self._known = [*modules.values(), *model.parameters(), *model.buffers(), *objects_of(workload)]
+        self._iterators = [f"{name} (a {type(each).__name__})" for name, each in iterators_of(workload).items()]
         self._first = self._inside()
 
     def names(self) -> list[str]:
-        """Of those that have changed since, with what they are."""
+        """Of those that have changed since, with what they are; and of iterators that a function has."""
         kept, told = self._attributes.changed(), self._attributes.lost()
         known = {each.rpartition(" (")[0] for each in told} | {_name(m, key) for m in kept for key in kept[m]}
         for (module, key), (value, look) in self._inside().items():
             before, looked = self._first.get((module, key), (None, None))
             if before is value and looked != look and _name(module, key) not in known:
                 told.append(f"{_name(module, key)} (a {type(value).__name__})")
-        return told
+        return told + self._iterators
 
     def _inside(self) -> dict[tuple[str, str], tuple[Any, str | None]]:
         """Looks at what snapshots do not have if it changes, by the module's name and the attribute's."""

@@ -18,6 +18,7 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from functools import _lru_cache_wrapper, partial
+from io import IOBase
 from itertools import islice
 from types import (
     BuiltinFunctionType,
@@ -64,10 +65,16 @@ def objects_of(workload: Workload) -> list[object]:
     return _Search(workload).objects
 
 
+def iterators_of(workload: Workload) -> dict[str, object]:
+    """That the functions refer to: where one stands nobody can tell. A file is none, most often one that is written."""
+    return _Search(workload).iterators
+
+
 class _Search:
     def __init__(self, workload: Workload) -> None:
         self.found: dict[str, Variables] = {}
         self.objects: list[object] = []
+        self.iterators: dict[str, object] = {}
         self._namespaces: dict[int, _Named] = {}  # by the id of each
         self._seen: dict[int, Any] = {}  # what was looked at, so that nothing else gets its id
         self._left: list[tuple[str, Any]] = []
@@ -118,6 +125,8 @@ class _Search:
                 self._parts(name, value)
             case dict():
                 self._parts(name, value.values())
+            case Iterator() if not isinstance(value, IOBase):
+                self.iterators[name] = value
 
     def _object(self, name: str, value: Any) -> None:
         self.objects.append(value)
