@@ -285,5 +285,7 @@ def test_iterators_that_a_function_draws_from_are_named_and_files_are_not(tmp_pa
 
         workload = Workload(Net(), (torch.zeros(4, 2),), step=step, optimizer=torch.optim.SGD)
         assert iterators_of(workload) == {"Workload.step.numbers": numbers}
-        told = LostAttributes(workload).names()
-    assert told == ["Workload.step.numbers (a count)"]
+        lost = LostAttributes(workload)
+        assert lost.names() == []
+        next(numbers)
+    assert lost.names() == ["Workload.step.numbers (a count)"]

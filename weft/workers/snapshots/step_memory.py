@@ -59,7 +59,7 @@ class LostAttributes:
         }
         self._holders = {**modules, **own}  # of the model alone: functions may refer to data
         self._known = [*modules.values(), *model.parameters(), *model.buffers(), *objects_of(workload)]
-        self._iterators = [f"{name} (a {type(each).__name__})" for name, each in iterators_of(workload).items()]
+        self._iterators = [(name, each, repr(each)) for name, each in iterators_of(workload).items()]
         self._first = self._inside()
 
     def names(self) -> list[str]:
@@ -70,7 +70,10 @@ class LostAttributes:
             before, looked = self._first.get((module, key), (None, None))
             if before is value and looked != look and _name(module, key) not in known:
                 told.append(f"{_name(module, key)} (a {type(value).__name__})")
-        return told + self._iterators
+        may_stand_elsewhere = [  # itertools.count says where
+            (name, each) for name, each, before in self._iterators if " at 0x" in before or repr(each) != before
+        ]
+        return told + [f"{name} (a {type(each).__name__})" for name, each in may_stand_elsewhere]
 
     def _inside(self) -> dict[tuple[str, str], tuple[Any, str | None]]:
         """Looks at what snapshots do not have if it changes, by the module's name and the attribute's."""
