@@ -19,7 +19,7 @@ from torch import nn
 from weft.workers.snapshots.attributes import Attributes
 from weft.workers.snapshots.first_reads import FirstReads
 from weft.workers.snapshots.step_memory import LostAttributes
-from weft.workload.code.variables import iterators_of, variables_of
+from weft.workload.code.variables import VariableSearch, variables_of
 from weft.workload.workload import Workload
 
 count = 0
@@ -284,7 +284,7 @@ def test_iterators_that_a_function_draws_from_are_named_and_files_are_not(tmp_pa
             log.write(f"{next(numbers)}")
 
         workload = Workload(Net(), (torch.zeros(4, 2),), step=step, optimizer=torch.optim.SGD)
-        assert iterators_of(workload) == {"Workload.step.numbers": numbers}
+        assert VariableSearch(workload).iterators == {"Workload.step.numbers": numbers}
         lost = LostAttributes(workload)
         assert lost.names() == []
         next(numbers)

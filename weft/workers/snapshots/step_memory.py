@@ -6,6 +6,7 @@ A step that leaves nothing may be run again in its place. Of one that leaves som
 
 from __future__ import annotations
 
+import itertools
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -13,7 +14,7 @@ from weft.workers.snapshots.attributes import TORCHS, Attributes, own_of
 from weft.workers.snapshots.remembered import GENERATORS, VALUES_AS_THEY_ARE, WITH_STORAGE
 from weft.workload.code.beside_model import modules_beside
 from weft.workload.code.fingerprint import fingerprint
-from weft.workload.code.variables import iterators_of, objects_of, variables_of
+from weft.workload.code.variables import VariableSearch
 from weft.workload.cutting.placeholder import Placeholder
 from weft.workload.workload import Workload
 
@@ -51,29 +52,26 @@ class LostAttributes:
 
     def __init__(self, workload: Workload) -> None:
         """As its model was built."""
-        model, variables = workload.model, variables_of(workload)
+        model, search = workload.model, VariableSearch(workload)
         modules = dict(model.named_modules())
-        self._attributes = Attributes({**modules, **variables})
-        own = {
-            name: each for name, each in variables.items() if name.startswith("Workload.model.") and type(each) is dict
-        }
+        self._attributes = Attributes({**modules, **search.variables})
+        named = search.variables.items()
+        own = {name: each for name, each in named if name.startswith("Workload.model.") and type(each) is dict}
         self._holders = {**modules, **own}  # of the model alone: functions may refer to data
-        self._known = [*modules.values(), *model.parameters(), *model.buffers(), *objects_of(workload)]
-        self._iterators = [(name, each, repr(each)) for name, each in iterators_of(workload).items()]
+        self._known = [*modules.values(), *model.parameters(), *model.buffers(), *search.objects]
+        self._iterators = [(name, each, _place_of(each)) for name, each in search.iterators.items()]
         self._first = self._inside()
 
     def names(self) -> list[str]:
-        """Of those that have changed since, with what they are; and of iterators that a function has."""
+        """Of those that have changed since, or of iterators may have, with what they are."""
         kept, told = self._attributes.changed(), self._attributes.lost()
         known = {each.rpartition(" (")[0] for each in told} | {_name(m, key) for m in kept for key in kept[m]}
         for (module, key), (value, look) in self._inside().items():
             before, looked = self._first.get((module, key), (None, None))
             if before is value and looked != look and _name(module, key) not in known:
                 told.append(f"{_name(module, key)} (a {type(value).__name__})")
-        may_stand_elsewhere = [  # itertools.count says where
-            (name, each) for name, each, before in self._iterators if " at 0x" in before or repr(each) != before
-        ]
-        return told + [f"{name} (a {type(each).__name__})" for name, each in may_stand_elsewhere]
+        moved = [(name, each) for name, each, place in self._iterators if place is None or _place_of(each) != place]
+        return told + [f"{name} (a {type(each).__name__})" for name, each in moved]
 
     def _inside(self) -> dict[tuple[str, str], tuple[Any, str | None]]:
         """Looks at what snapshots do not have if it changes, by the module's name and the attribute's."""
@@ -86,6 +84,11 @@ class LostAttributes:
                         looks[id(value)] = fingerprint(value, apart=self._known)
                     found[name, key] = value, looks[id(value)]
         return found
+
+
+def _place_of(iterator: object) -> str | None:
+    """Where it stands; None of one that does not say."""
+    return repr(iterator) if type(iterator) is itertools.count else None
 
 
 def _name(module: str, key: str) -> str:

@@ -57,24 +57,16 @@ _TORCHS = frozenset(vars(nn.Module()))
 def variables_of(workload: Workload) -> dict[str, Variables]:
     """Of the functions that a process calls which trains, of the model's classes, and of what these refer to. By names
     that no module of the model has, the same in every process."""
-    return _Search(workload).found
+    return VariableSearch(workload).variables
 
 
-def objects_of(workload: Workload) -> list[object]:
-    """Whose attributes these are."""
-    return _Search(workload).objects
+class VariableSearch:
+    """What functions and classes refer to, from one to the other."""
 
-
-def iterators_of(workload: Workload) -> dict[str, object]:
-    """That the functions refer to: where one stands nobody can tell. A file is none, most often one that is written."""
-    return _Search(workload).iterators
-
-
-class _Search:
     def __init__(self, workload: Workload) -> None:
-        self.found: dict[str, Variables] = {}
-        self.objects: list[object] = []
-        self.iterators: dict[str, object] = {}
+        self.variables: dict[str, Variables] = {}
+        self.objects: list[object] = []  # whose attributes are among these
+        self.iterators: dict[str, object] = {}  # by name; a file is none, most often one that is written
         self._namespaces: dict[int, _Named] = {}  # by the id of each
         self._seen: dict[int, Any] = {}  # what was looked at, so that nothing else gets its id
         self._left: list[tuple[str, Any]] = []
@@ -132,31 +124,31 @@ class _Search:
         self.objects.append(value)
         self._add(f"{name}.{type(value).__name__}", type(value))
         if (own := _dict_of(value)) is not None:
-            self.found[name] = own
+            self.variables[name] = own
             self._named(name, own)
         if slots := _Slots.of(value):
-            self.found[f"{name}.slots"] = slots
+            self.variables[f"{name}.slots"] = slots
             self._named(name, slots)
         if isinstance(value, _PARTED):
-            self.found[f"{name}.parts"] = _Parts(value)
+            self.variables[f"{name}.parts"] = _Parts(value)
         if isinstance(value, (*_PARTED, tuple)):
             self._parts(name, dict.values(value) if isinstance(value, dict) else value)
 
     def _kept(self, name: str, values: dict[str, Any]) -> None:
         """Of arguments, which may change inside alone."""
         if any(type(value) not in _PLAIN and not isinstance(value, _NEVER_PLAIN) for value in values.values()):
-            self.found[name] = values
+            self.variables[name] = values
         self._named(name, values)
 
     def _function(self, name: str, function: FunctionType) -> None:
         code, known = function.__code__, function.__globals__
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         if cells:
-            self.found[f"{name}.around"] = _Cells(cells)
+            self.variables[f"{name}.around"] = _Cells(cells)
         self._named(name, {key: content for key, cell in cells.items() for content in contents_of(cell)})
         names = names_in(code)
         if vars(function) or not {function.__name__, code.co_name}.isdisjoint(names.union(cells)):
-            self.found[f"{name}.own"] = vars(function)
+            self.variables[f"{name}.own"] = vars(function)
         self._namespace(name, known, names if _stores_globals(code) else names & known.keys())
         for key in sorted(names & known.keys()):
             if isinstance(module := known[key], ModuleType) and is_users(getattr(module, "__file__", None) or ""):
@@ -167,13 +159,13 @@ class _Search:
     def _namespace(self, name: str, namespace: dict[str, Any], names: set[str]) -> None:
         """names: that a function asks for."""
         if id(namespace) not in self._namespaces:
-            self.found[f"{name}.globals"] = self._namespaces[id(namespace)] = _Named(namespace)
+            self.variables[f"{name}.globals"] = self._namespaces[id(namespace)] = _Named(namespace)
         self._namespaces[id(namespace)].names |= names
         for key in sorted(names & namespace.keys()):
             self._add(f"{name}.{key}", namespace[key])
 
     def _class(self, name: str, kind: type) -> None:
-        self.found[f"{name}.class"] = _OfClass(kind)
+        self.variables[f"{name}.class"] = _OfClass(kind)
         for base in kind.__bases__:
             self._add(f"{name}.{base.__name__}", base)
         self._named(name, vars(kind))
