@@ -289,3 +289,14 @@ def test_iterators_that_a_function_draws_from_are_named_and_files_are_not(tmp_pa
         assert lost.names() == []
         next(numbers)
     assert lost.names() == ["Workload.step.numbers (a count)"]
+
+
+def test_objects_in_a_set_are_not_kept_since_their_order_is_another_in_each_process() -> None:
+    counters = {Counter(), Counter()}
+
+    def step(*_: Any) -> None:
+        for each in counters:
+            each()
+
+    found = variables_of(Workload(Net(), (torch.zeros(4, 2),), step=step, optimizer=torch.optim.SGD))
+    assert not [name for name in found if name.startswith("Workload.step.counters.")]

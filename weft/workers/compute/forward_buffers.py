@@ -69,20 +69,18 @@ class SharedBuffers:
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
         """Around a run. Raises WorkloadError where it changes one."""
-        before = [self._now(*each) for each in self._slots]
+        before = self._now()
         yield
-        changed = next(
-            (n for (n, *slot), was in zip(self._slots, before, strict=True) if self._now(n, *slot) != was), None
-        )
-        if changed is not None:
+        pairs = zip(self._slots, before, self._now(), strict=True)
+        if (changed := next((name for (name, _, _), was, now in pairs if was != now), None)) is not None:
             raise WorkloadError(
                 f"the buffer {changed!r:.80}, which several stages have, is changed, and was not when the step was "
                 "tried; change it from the first call of the step on, or use strategy.stages = 1"
             )
 
-    def _now(self, name: str, slots: dict[str, torch.Tensor | None], key: str) -> tuple[int, int]:
-        there = slots.get(key)
-        return id(there), -1 if there is None else there._version
+    def _now(self) -> list[tuple[int, int]]:
+        found = [slots.get(key) for _, slots, key in self._slots]
+        return [(id(there), _version(there)) for there in found]
 
 
 _NO_HOOKS = "saved tensor hooks"  # torch.func's transforms take none, and say so with these words

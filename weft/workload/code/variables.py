@@ -113,7 +113,7 @@ class VariableSearch:
                 self._modules(name, value)
             case _ if _is_own(type(value)) or type(value) in _NAMESPACES:
                 self._object(name, value)
-            case list() | tuple() | set() | deque():
+            case list() | tuple() | deque():  # what is in a set has no place that another process would know
                 self._parts(name, value)
             case dict():
                 self._parts(name, value.values())
@@ -131,7 +131,7 @@ class VariableSearch:
             self._named(name, slots)
         if isinstance(value, _PARTED):
             self.variables[f"{name}.parts"] = _Parts(value)
-        if isinstance(value, (*_PARTED, tuple)):
+        if isinstance(value, (dict, list, tuple, deque)):
             self._parts(name, dict.values(value) if isinstance(value, dict) else value)
 
     def _kept(self, name: str, values: dict[str, Any]) -> None:
