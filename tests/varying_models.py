@@ -5,6 +5,7 @@
     gru       an embedding and two GRUs, the same padding
     routed    words that go to experts, which asks for numbers in every block, the same padding
     images    a convolutional net, batches of one of two sizes each
+    few       the transformer, with batches of so many words, which a batch_sampler makes: 1 to 12 sentences each
 
 The held-out sentences are longer than any that is trained on, and the longest of those are not among the first.
 """
@@ -119,6 +120,10 @@ def pad(sentences: list[torch.Tensor]) -> Batch:
     return {"ids": ids, "mask": mask, "labels": (ids % CLASSES).masked_fill(mask, -100), "longest": ids.shape[1]}
 
 
+def count_words(batch: Batch) -> torch.Tensor:
+    return (~batch["mask"]).sum()
+
+
 def _sentences(lengths: list[int]) -> list[torch.Tensor]:
     return [torch.randint(1, VOCABULARY, (length,)) for length in lengths]
 
@@ -153,11 +158,29 @@ class Grouped(torch.utils.data.Sampler[int]):
         return iter([int(index) for batch in batches for index in batch[torch.randperm(len(batch))]])
 
 
+class OfWords(torch.utils.data.Sampler[list[int]]):
+    """Sentences of a like length, at most so many words with the padding; the batches in a new order each epoch."""
+
+    def __init__(self, lengths: list[int], most: int) -> None:
+        self._batches: list[list[int]] = [[]]
+        for number in sorted(range(len(lengths)), key=lambda number: lengths[number]):
+            if self._batches[-1] and (len(self._batches[-1]) + 1) * lengths[number] > most:
+                self._batches.append([])
+            self._batches[-1].append(number)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Any:
+        return iter([self._batches[number] for number in torch.randperm(len(self._batches))])
+
+
 _MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any]]] = {
     "tokens": (Tokens, _tag),
     "gru": (Gru, _tag),
     "routed": (Routed, _tag),
     "images": (Images, _classify),
+    "few": (Tokens, _tag),
 }
 NAMES = [*_MODELS]
 
@@ -173,11 +196,23 @@ def workload(name: str) -> weft.Workload:
         held_out = Sizes(NUM_HELD_OUT, 8)
         held_out._items = [item | {"image": torch.randn(1, 22, 22)} for item in held_out._items]
         more: dict[str, Any] = {}
+    elif name == "few":
+        lengths = [LENGTHS[number * len(LENGTHS) // NUM_TRAIN] for number in range(NUM_TRAIN)]
+        held_lengths = [5] * (NUM_HELD_OUT - 1) + [LONGEST]
+        train, held_out = (
+            torch.utils.data.DataLoader(
+                _sentences(each),  # type: ignore[arg-type]
+                batch_sampler=OfWords(each, most),
+                collate_fn=pad,
+            )
+            for each, most in ((lengths, 48), (held_lengths, LONGEST))
+        )
+        more = {"weight": count_words}
     else:
         lengths = [LENGTHS[number * len(LENGTHS) // NUM_TRAIN] for number in range(NUM_TRAIN)]
         train = torch.utils.data.DataLoader(_sentences(lengths), batch_size=BATCH_SIZE, collate_fn=pad)  # type: ignore[arg-type]
         held_out = _sentences([5] * (NUM_HELD_OUT - 1) + [LONGEST])
-        more = {"collate": pad, "weight": lambda batch: (~batch["mask"]).sum()}
+        more = {"collate": pad, "weight": count_words}
     return weft.Workload(
         model,
         train,

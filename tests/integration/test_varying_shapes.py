@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from weft.reference import loop as reference
@@ -71,7 +72,7 @@ def test_slots_grow_and_it_is_told(with_devices: Any, name: str) -> None:
         r"^(.*): slots have grown (\d+) times?, for batches larger than those inspected: (.*)$", log, re.M
     )
     told = {worker: rings for worker, _, rings in grown}
-    if name == "images":
+    if name in {"images", "few"}:
         assert "loader-0" not in told, "those of all sizes were among the first"
         return
     assert re.fullmatch(r"batch-0 from \S+ (B|KiB) to \S+ KiB", told["loader-0"])
@@ -92,19 +93,74 @@ def test_on_devices_slots_grow_in_memory_of_their_own_kind(
     assert [row["loss"] for row in metrics_rows(result["run_dir"]) if "loss" in row] == pytest.approx(expected.losses)
     state = load_file(result["model"])
     assert all(state[key].allclose(tensor, rtol=1e-4, atol=1e-6) for key, tensor in expected.state.items())
-    if name != "images":
+    if name not in {"images", "few"}:
         assert "gpu-0: slots have grown" in log
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("share", "microbatches"), [("fixed", 1), ("stealing", 2)])
-def test_replicas_read_what_has_grown(with_devices: Any, share: str, microbatches: int) -> None:
-    spec = varying_spec("tokens", replicas=2, share=share, microbatches=microbatches)
+@pytest.mark.parametrize(
+    ("name", "share", "microbatches"), [("tokens", "fixed", 1), ("few", "fixed", 2), ("few", "stealing", 2)]
+)
+def test_replicas_read_what_has_grown(with_devices: Any, name: str, share: str, microbatches: int) -> None:
+    spec = varying_spec(name, replicas=2, share=share, microbatches=microbatches)
     expected = reference.train(spec)
     result, log = run(with_devices, spec)
     losses = [row["loss"] for row in metrics_rows(result["run_dir"]) if "loss" in row]
     assert losses == pytest.approx(expected.losses, rel=1e-3)
-    assert "loader-0: slots have grown" in log
+    assert ("loader-0: slots have grown" in log) == (name != "few")
+
+
+GROUPED = """
+import torch, weft
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader
+
+class Grouped:
+    def __init__(self, sizes):
+        self.batches = torch.arange(sum(sizes)).split(sizes)
+    def __len__(self):
+        return len(self.batches)
+    def __iter__(self):
+        return iter([self.batches[number].tolist() for number in torch.randperm(len(self.batches))])
+
+def workload():
+    torch.manual_seed(0)
+    data = [{"x": torch.randn(4), "y": torch.randn(1)} for _ in range(23)]
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    return weft.Workload(model, DataLoader(data, batch_sampler=Grouped([4, 1, 6, 5, 7])),
+                         step=lambda m, b: mse_loss(m(b["x"]), b["y"]),
+                         validation=DataLoader(data, batch_sampler=Grouped([9, 1, 13])),
+                         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [{}, {"stages": 2, "microbatches": 3, "loaders": 2}], ids=str)
+def test_batches_that_the_user_makes_are_those_of_the_loop_that_was(
+    with_devices: Any, tmp_path: Path, how: dict[str, Any]
+) -> None:
+    (tmp_path / "job.py").write_text(GROUPED)
+    made = runpy.run_path(str(tmp_path / "job.py"))["workload"]()
+    optimizer = made.optimizer(made.model.parameters())
+    expected, held_out = list[float](), list[float]()
+    for epoch in range(3):
+        torch.manual_seed(5 + epoch)
+        for batch in list(made.train):
+            loss = made.step(made.model, batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            expected.append(loss.item())
+        with torch.no_grad():
+            weighed = [(len(batch["x"]), made.step(made.model, batch).item()) for batch in made.validation]
+        held_out.append(sum(size * loss for size, loss in weighed) / 23)
+    job = {"entry": "job.py:workload", "batch_size": 5, "epochs": 3, "seed": 5}
+    result, _ = run(with_devices, JobSpec.parse({"job": job, "strategy": how, "directory": str(tmp_path)}))
+    rows = metrics_rows(result["run_dir"])
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert losses == (pytest.approx(expected, rel=1e-5) if how else expected)
+    assert [row["validation"]["loss"] for row in rows if "validation" in row] == pytest.approx(held_out, rel=1e-5)
 
 
 SCALED = """

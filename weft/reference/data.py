@@ -11,7 +11,8 @@ from torch.utils.data import TensorDataset
 from weft.plan.error_places import samples_place, within
 from weft.spec.job_spec import JobSection
 from weft.workload.data.collating import collate_items
-from weft.workload.data.source import DataSource, Field, Tensors, source_of_job
+from weft.workload.data.datasets import Field, Tensors
+from weft.workload.data.source import DataSource, source_of_job
 from weft.workload.data.tree import with_tensors
 from weft.workload.workload import Workload, WorkloadError
 

@@ -268,13 +268,14 @@ class _Loop:
                 if part.size == 0:
                     continue
                 seed_loading(self._job.seed, step, part.number)  # for a dataset that draws: augmentation
-                samples = indices[part.start : part.start + part.size]
+                run = indices[part.start : part.start + part.size]
+                samples = data.source.samples(run)
                 batch = data.batch(samples)
                 microbatches.append(
                     Microbatch(
                         replica=replica,
                         number=part.number,
-                        weight=self._weight(batch, part.size),
+                        weight=self._weight(batch, data.source.count(run)),
                         batch=with_tensors(batch, lambda tensor: tensor.to(self._device)),
                         samples=samples,
                     )
@@ -282,7 +283,7 @@ class _Loop:
         return Batch(microbatches, sum(microbatch.weight for microbatch in microbatches))
 
     def _weight(self, batch: Any, num_samples: int) -> float:
-        if self._workload.weight is None:
+        if self._workload.weight is None or not num_samples:
             return num_samples
         return weight_of(batch if self._workload.step is not None else batch[1], self._workload.weight)
 

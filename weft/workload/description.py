@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader
 
 from weft.spec.job_spec import JobSpec
 from weft.workload.cutting.visible import CallKind, visible_modules
-from weft.workload.data.source import Field, source_of
+from weft.workload.data.datasets import Field
+from weft.workload.data.source import source_of
 from weft.workload.entry import load_workload
 from weft.workload.faults import fault_of
 from weft.workload.units import is_cut_by_calls, units

@@ -152,7 +152,7 @@ def tasks_of(
             replica=0,
             is_last=number == 2,
             course=course,
-            weights=Weights(None, directory, num_microbatches=MICROBATCHES, depth=1),
+            weights=Weights(directory, weighs=False, num_microbatches=MICROBATCHES, depth=1),
             parcels=StageParcels(rings, number),
             read_batch=lambda iteration, microbatch, part: data_of(microbatch),
             gradients=own if number == 0 else None,

@@ -47,10 +47,10 @@ class Slots:
 class Weighs:
     def __init__(self, weighs: bool) -> None:
         self.weighs = weighs
-        self.weighed: list[Any] = []
+        self.weighed: list[float] = []
 
-    def weigh(self, iteration: Iteration, part: Part, batch: Any) -> None:
-        self.weighed.append(batch)
+    def set(self, iteration: Iteration, part: Part, weight: float) -> None:
+        self.weighed.append(weight)
 
 
 @pytest.mark.parametrize("resident", [False, True])
@@ -65,7 +65,7 @@ def test_nobody_loads_what_the_devices_have_but_to_weigh_it(resident: bool, weig
         (SimpleNamespace(role=role, memory=memory, replica=0, by_number=False), slots)
         for (role, memory), slots in made.items()
     ]
-    batches = Batches(workload(), seed=3, batch_size=8, steps=4)
+    batches = Batches(workload(weight=lambda target: target.sum()), seed=3, batch_size=8, steps=4)
     course: Any = SimpleNamespace(loaded_part=lambda *_: PART, part=lambda *_: PART)
     replicas = [ReplicaPlan(device="gpu", num_stages=1, microbatches=2, resident=resident)]
     device: Any = SimpleNamespace(copy=lambda target, source: target.copy_(source))
@@ -80,7 +80,7 @@ def test_nobody_loads_what_the_devices_have_but_to_weigh_it(resident: bool, weig
     loaded.load(batches, weights, iteration(), 0, 1)
     is_loaded = weighs or not resident
     assert bool((made[Role.INPUT, "shared"].tensor >= 0).all()) is is_loaded
-    assert len(weights.weighed) == is_loaded
+    assert weights.weighed == ([float(Y[batches.order(iteration())[2:5]].sum())] if weighs else [])
     loaded.fetch(Holder(0, 0), iteration(), 1)
     inputs, targets = batches.load(iteration(), PART)
     assert torch.equal(made[Role.INPUT, "device"].tensor, inputs)

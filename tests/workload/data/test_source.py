@@ -25,7 +25,8 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from weft.workload.data.source import DataSource, Tensors, source_of
+from weft.workload.data.datasets import Tensors
+from weft.workload.data.source import DataSource, source_of
 from weft.workload.workload import Workload, WorkloadError
 
 ITEMS = [(float(number), number) for number in range(10)]
@@ -113,9 +114,8 @@ def test_a_memory_map_that_is_only_read_is_taken_without_a_warning(tmp_path: Pat
     """torch's, that it is not writable, stood in each log, with a line of Weft's; nobody writes there."""
     np.save(tmp_path / "x.npy", np.arange(8, dtype=np.float32).reshape(4, 2))
     array = np.load(tmp_path / "x.npy", mmap_mode="r")
-    script = (
-        "import sys, warnings, numpy; from weft.workload.data.source import _as_tensor; warnings.simplefilter('error')"
-    )
+    script = "import sys, warnings, numpy; from weft.workload.data.datasets import _as_tensor; "
+    script += "warnings.simplefilter('error')"
     script += "; assert _as_tensor(numpy.load(sys.argv[1], mmap_mode='r'))[1].tolist() == [2.0, 3.0]"
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "x.npy")], check=True)  # torch warns once a process
     assert np.shares_memory(source({"x": array, "y": np.arange(4)}).dataset[0]["x"].numpy(), array)
@@ -287,10 +287,6 @@ def test_a_loader_that_accelerate_has_prepared_is_the_one_that_it_was_given() ->
         (
             DataLoader(ITEMS, batch_size=8),
             "its DataLoader has batch_size = 8, and job.batch_size is 4; make them equal",
-        ),  # type: ignore[arg-type]
-        (
-            DataLoader(ITEMS, batch_sampler=Lists()),
-            "its DataLoader has a Lists that makes the batches, and here job.ba",
         ),  # type: ignore[arg-type]
         (DataLoader(ITEMS, sampler=Endless()), "a Endless, has no length; give it a __len__ .*, or job.steps"),  # type: ignore[arg-type]
         (

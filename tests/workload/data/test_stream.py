@@ -203,7 +203,7 @@ class Lines(IterableDataset[int]):
 def test_a_dataset_without_a_length_that_begins_again_needs_no_state() -> None:
     made = batches(Numbers(1000))
     assert (made.num_train, made.are_endless) == (12, True), "three steps of four"
-    made.check_streams()
+    made.check_sources()
     first, second = itinerary(made).at(0), itinerary(made).at(1)
     told = [batch(made, at) for at in (first, second, first)]
     assert [each["number"].tolist() for each in told] == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
@@ -222,14 +222,14 @@ def test_a_dataset_without_a_length_that_begins_again_needs_no_state() -> None:
 )
 def test_a_dataset_that_goes_on_where_it_was_needs_a_length_or_a_state(opened: Any) -> None:
     with pytest.raises(WorkloadError, match=r"Workload.train: the Lines has neither a length nor a state, and gave"):
-        batches(Lines(opened)).check_streams()
+        batches(Lines(opened)).check_sources()
 
 
 @pytest.mark.parametrize(
     "data", [Lines([torch.tensor(float("nan"))] * 20), Lines([1]), Lines([object()] * 20), Lines(3), Reader(), Sized(2)]
 )
 def test_a_dataset_that_begins_again_or_cannot_be_looked_into_is_let_through(data: Any) -> None:
-    batches(data).check_streams()
+    batches(data).check_sources()
 
 
 def test_a_dataset_without_a_length_that_ends_is_told_with_what_the_steps_need() -> None:

@@ -38,7 +38,7 @@ from weft.workload.optimizer import make_optimizer
 from weft.workload.randomness import Movements, generator_states, seed_loading
 from weft.workload.step import step_source, step_values, training_step, validation_step
 from weft.workload.units import is_cut_by_calls
-from weft.workload.workload import Workload, kind_of, weight_of
+from weft.workload.workload import Workload, kind_of
 
 BATCHES: Final = 4  # arbitrary: each takes as long as two steps, and one alone may have no padding
 PART: Final = 3  # of a batch the first has a third: in halves a weight that is not the samples' might not show
@@ -325,7 +325,8 @@ class _Trial:
     def _weighed(self, iteration: Iteration, parts: Sequence[Part], *, differentiates: bool = True) -> _Outcome:
         """What is reported: of each part by its weight, added up."""
         batches = [self._batch(iteration, part) for part in parts]
-        weights = [self._weight(batch, part.size) for batch, part in zip(batches, parts, strict=True)]
+        weighed = zip(parts, batches, strict=True)
+        weights = [self._batches.weight(iteration, part, batch) for part, batch in weighed]
         outcome: _Outcome = {}
         for batch, part, weight in zip(batches, parts, weights, strict=True):
             if weight == 0:  # nothing in it counts
@@ -347,11 +348,6 @@ class _Trial:
             batch = build(skeleton, tensors)
         self.draws |= generator_states() != seeded
         return batch
-
-    def _weight(self, batch: Any, num_samples: int) -> float:
-        if self._workload.weight is None:
-            return num_samples
-        return weight_of(batch if self._workload.step is not None else batch[1], self._workload.weight)
 
     def _values(
         self, batch: Any, part: Part, fraction: float, *, learns: bool, differentiates: bool = True

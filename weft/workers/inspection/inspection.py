@@ -60,6 +60,7 @@ from weft.workload.code.freezing import trainable
 from weft.workload.compiling.ahead import compile_ahead, note_calls, noted_calls
 from weft.workload.compiling.compiled import compiled_modules
 from weft.workload.data.batches import Batches
+from weft.workload.data.given_batches import is_weighed
 from weft.workload.data.resident import can_be_resident
 from weft.workload.optimizer import hook_of, make_optimizer, nothing_to_train, options_of
 from weft.workload.units import enter_mode, is_cut_by_calls
@@ -254,7 +255,7 @@ def inspect(
     specs = specs or (spec,)
     batches = Batches.of_job(workload, spec.job)
     _check(workload, spec, batches)
-    batches.check_streams()
+    batches.check_sources()
     digests = digests_of(workload.model)
     if spec.strategy.loaders > 1:
         batches.check_orders()
@@ -320,7 +321,7 @@ def _inspected(
             workload.model, ran.users, optimizer, stepped, digests, changing, sample.sparse, required
         ),
         **steps,
-        "weighted": workload.weight is not None,
+        "weighted": is_weighed(workload),
         "on_epoch": learns and workload.on_epoch is not None,
         "epoch_metrics": list(workload.epoch_metrics) if learns else [],
         **scheduler_facts(workload, scheduler),

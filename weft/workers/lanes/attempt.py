@@ -43,6 +43,7 @@ from weft.workers.snapshots.copies import Copies
 from weft.workers.snapshots.saved import Saved
 from weft.workers.snapshots.whole_model import WholeModel
 from weft.workload.data.batches import Batches
+from weft.workload.data.given_batches import is_weighed
 from weft.workload.entry import load_workload
 from weft.workload.workload import EpochAnswer, Workload, answer_of
 
@@ -82,7 +83,8 @@ class Attempt:
         self._parcels = [parcel for _, parcel in parcels]
         self._growing = [*growing, *(parcel.growing for parcel in self._parcels)]
         num_microbatches, depth = sum(self.course.microbatches), batches_under_way(spec.strategy)
-        self._weights = Weights(workload.weight, directory, num_microbatches=num_microbatches, depth=depth)
+        weighs = is_weighed(workload)
+        self._weights = Weights(directory, weighs=weighs, num_microbatches=num_microbatches, depth=depth)
         tasks = [task for program in view.programs.values() for task in program]
         self._batches = Batches.of_job(workload, spec.job) if any(task.kind is Kind.LOAD for task in tasks) else None
         self._is_verified = spec.strategy.verify == "digest"

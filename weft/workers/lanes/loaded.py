@@ -60,7 +60,7 @@ class LoadedPairs(Loaded):
     def load(self, batches: Batches, weights: Weights, iteration: Iteration, replica: int, microbatch: int) -> None:
         part = self._course.loaded_part(iteration, replica, microbatch)
         if part.size == 0:
-            weights.weigh(iteration, part, None)
+            weights.set(iteration, part, 0.0)
             return
         if not weights.weighs and is_taken_by_devices(
             self._replicas, replica, self._rings[Role.INPUT, replica]["shared"]
@@ -68,8 +68,9 @@ class LoadedPairs(Loaded):
             return
         rings = (self._rings[role, replica]["shared"] for role in (Role.INPUT, Role.TARGET))
         inputs, targets = (ring.slot(iteration.index, microbatch, part.size) for ring in rings)
-        batches.load(iteration, part, (inputs, targets))
-        weights.weigh(iteration, part, targets)
+        pair = batches.load(iteration, part, (inputs, targets))
+        if weights.weighs:
+            weights.set(iteration, part, batches.weight(iteration, part, pair))
 
     def fetch(self, holder: Holder, iteration: Iteration, microbatch: int) -> None:
         part = self._course.part(iteration, holder.replica, microbatch)
@@ -108,26 +109,22 @@ class LoadedBatches(Loaded):
         course: Course,
         replicas: Sequence[ReplicaPlan],
         resident: ResidentData | None,
-        *,
-        pairs: bool,
     ) -> None:
-        """pairs: batches are (inputs, targets), and what one counts is asked of the targets."""
-        self._course, self._replicas, self._resident, self._pairs = course, replicas, resident, pairs
+        self._course, self._replicas, self._resident = course, replicas, resident
         self._shared = {ring.replica: slots for ring, slots in made if ring.memory == "shared"}
         self._own = {Holder(ring.replica, ring.stages[0]): slots for ring, slots in made if ring.memory == "device"}
 
     def load(self, batches: Batches, weights: Weights, iteration: Iteration, replica: int, microbatch: int) -> None:
         part = self._course.loaded_part(iteration, replica, microbatch)
         if part.size == 0:
-            weights.weigh(iteration, part, None)
+            weights.set(iteration, part, 0.0)
             return
         if not weights.weighs and is_taken_by_devices(self._replicas, replica, self._shared_by(replica)):
             return
         tensors, skeleton = batches.batch(iteration, part)
         self._shared_by(replica).write(iteration.index, microbatch, tensors, skeleton)
         if weights.weighs:
-            batch = build(skeleton, tensors)
-            weights.weigh(iteration, part, batch[1] if self._pairs else batch)
+            weights.set(iteration, part, batches.weight(iteration, part, build(skeleton, tensors)))
 
     def fetch(self, holder: Holder, iteration: Iteration, microbatch: int) -> None:
         part = self._course.part(iteration, holder.replica, microbatch)

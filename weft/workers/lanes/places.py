@@ -77,7 +77,7 @@ class Places:
         if is_cut_by_calls(workload):
             batches = self.of(BatchSlots, crosses=False)
             growing = [slots.growing for _, slots in batches]
-            return LoadedBatches(batches, self.course, replicas, resident, pairs=workload.step is None), growing
+            return LoadedBatches(batches, self.course, replicas, resident), growing
         return LoadedPairs(self.of(SlotRing, crosses=False), self.course, replicas, self.device, resident), []
 
     def _resident(self, workload: Workload, job: JobSection) -> ResidentData | None:

@@ -1,11 +1,12 @@
 """Batches: the samples of each microbatch, in the order that the spec fixes, loaded into slots.
 
-The order of an epoch is its source's (`source.py`); a batch is a run of it, cut by `torch.tensor_split`.
+The order of an epoch is its source's (`source.py`); a batch is a run of it, cut by `torch.tensor_split`. Where the user
+makes the batches it is an order of their places (`given_batches.py`).
 """
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch.utils.data import TensorDataset
@@ -14,12 +15,13 @@ from weft.plan.division import Part
 from weft.plan.error_places import samples_place
 from weft.plan.itinerary import Iteration
 from weft.spec.job_spec import JobSection
+from weft.workload.data.given_batches import PASSES_TRIED
 from weft.workload.data.samples import batch_of, pair_of
 from weft.workload.data.source import DataSource, source_of
 from weft.workload.data.stream import ItemStream
 from weft.workload.data.tree import Skeleton, difference
 from weft.workload.randomness import seed_loading
-from weft.workload.workload import Workload, WorkloadError, kind_of
+from weft.workload.workload import Workload, WorkloadError, kind_of, weight_of
 
 
 class Batches:
@@ -41,6 +43,7 @@ class Batches:
         if workload.validation is not None:
             self._validation = source_of(workload, "validation", batch_size=batch_size)
         self._seed = seed
+        self._weight, self._is_pair = workload.weight, workload.step is None
         self._orders: dict[str, tuple[int, torch.Tensor]] = {}  # by field: an epoch, and the order of its samples
         self._structures: dict[str, Skeleton] = {}  # by field: of the first batch
         self._wholes = {source.field: source.whole for source in self.sources().values()}
@@ -87,23 +90,38 @@ class Batches:
             self._orders[source.field] = iteration.epoch, order
         return order
 
-    def check_streams(self) -> None:
-        """Raises WorkloadError for one that would give other items to whoever goes on with the job."""
+    def check_sources(self) -> None:
+        """Raises WorkloadError for a stream that would give other items to whoever goes on with the job, and for what a
+        batch_sampler gives: batches that are none, or not of the size that the job says."""
         for source in self.sources().values():
             if isinstance(source.dataset, ItemStream):
                 source.dataset.check_begins_again()
+            if source.batches is None:
+                continue
+            for number in range(PASSES_TRIED if source.field == "train" and not source.is_endless else 1):
+                source.order_of_pass(number, self._seed)
+            if source.field == "train":
+                source.batches.check_size(0)
 
     def check_orders(self) -> None:
         """Raises WorkloadError for a sampler that would not tell every loader the same."""
         for source in self.sources().values():
             if source.sampler is None:
                 continue
-            if not source.order_of_pass(0, self._seed).equal(source.order_of_pass(0, self._seed)):
+            if source.pass_as_drawn(0, self._seed) != source.pass_as_drawn(0, self._seed):
                 raise WorkloadError(
                     f"Workload.{source.field}: its sampler, a {kind_of(source.sampler)}, gave two orders when it was "
                     "asked twice for epoch 0, and with strategy.loaders above 1 each loader asks it; let it draw by "
                     "torch's generator alone, or use loaders = 1"
                 )
+
+    def weight(self, iteration: Iteration, part: Part, batch: Any) -> float:
+        """What a microbatch counts in its batch. batch: what has been loaded. Raises WorkloadError for what
+        `Workload.weight` returns."""
+        count = self._source(iteration).count(run_of(self.order(iteration), iteration, part))
+        if self._weight is None or not count:
+            return count
+        return weight_of(batch[1] if self._is_pair else batch, self._weight)
 
     def load(
         self, iteration: Iteration, part: Part, into: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -150,7 +168,8 @@ class Batches:
             is_first = iteration.epoch == 0 and iteration.start + part.start == 0
             if not is_first and not isinstance(source.dataset, ItemStream):
                 seed_loading(self._seed, 0, 0)
-                skeleton = batch_of(source, source.order_of_pass(0, self._seed)[: part.size].tolist())[1]
+                first = source.samples(source.order_of_pass(0, self._seed)[: part.size])
+                skeleton = batch_of(source, first.tolist())[1]
             self._structures[source.field] = skeleton
         return self._structures[source.field]
 
@@ -160,7 +179,7 @@ class Batches:
         return source
 
     def _indices(self, iteration: Iteration, part: Part) -> torch.Tensor:
-        return run_of(self.order(iteration), iteration, part)
+        return self._source(iteration).samples(run_of(self.order(iteration), iteration, part))
 
 
 def _check_fits(
@@ -176,7 +195,7 @@ def _check_fits(
 
 def sample_numbers(train: DataSource, seed: int, iteration: Iteration, part: Part) -> list[int]:
     """Which samples of the training data a microbatch has."""
-    numbers: list[int] = run_of(train.order(iteration.epoch, seed), iteration, part).tolist()
+    numbers: list[int] = train.samples(run_of(train.order(iteration.epoch, seed), iteration, part)).tolist()
     return numbers
 
 

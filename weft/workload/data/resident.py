@@ -9,7 +9,8 @@ import torch
 from weft.plan.division import Part
 from weft.plan.itinerary import Iteration
 from weft.workload.data.batches import Batches, run_of
-from weft.workload.data.source import DataSource, Whole
+from weft.workload.data.datasets import Whole
+from weft.workload.data.source import DataSource
 from weft.workload.data.tree import Skeleton
 
 

@@ -4,13 +4,15 @@
     a map-style dataset                           `__getitems__` where it has one, or `__getitem__`, and `__len__`;
                                                   `set_epoch(e)`, where it has one, before those of epoch e
     an iterable dataset                           its items as they come (`weft.workload.data.stream`)
-    a DataLoader                                  its dataset, collate_fn, drop_last and sampler; its workers are not
+    a DataLoader                                  its dataset, collate_fn, drop_last, and sampler or batch_sampler; its
+                                                  workers are not
 
 Without a sampler of the user's, epoch e of training has the order `torch.randperm(n)` by a generator of seed + e, and
 validation the order of the data. A user's sampler is asked anew for each epoch: after its `set_epoch(e)` where it has
 one, and with torch's default generator, Python's, numpy's, and its own `generator`, seeded with seed + e. So an epoch's
 order follows from the seed alone, unless a sampler draws elsewhere or remembers the epochs that it was asked for. Where
-the job has so many steps, no more is drawn of it than they take; one without a length lasts for all of them.
+the job has so many steps, no more is drawn of it than they take; one without a length lasts for all of them. A
+`batch_sampler` of the user's is asked likewise, and what an epoch's order has then are places (`given_batches.py`).
 
 Where a job gives an epoch a number of steps (`job.steps_per_epoch`), e counts passes over the data, one behind another,
 and an epoch is a run of these: it may be a part of one, or reach over the ends of several, as a batch may.
@@ -20,23 +22,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
     SequentialSampler,
-    StackDataset,
-    Subset,
     TensorDataset,
     default_collate,
     default_convert,
@@ -44,37 +41,16 @@ from torch.utils.data import (
 
 from weft.plan.error_places import within
 from weft.spec.job_spec import JobSection
+from weft.workload.data.datasets import Field, Tensors, Whole, dataset_of, gives_several
+from weft.workload.data.given_batches import GivenBatches, own_batches
 from weft.workload.data.sampler import checked_order, is_plain, lasting, length_of
 from weft.workload.data.stream import ItemStream, stream_of
-from weft.workload.data.tree import Skeleton, build, flatten
+from weft.workload.data.tree import flatten
 from weft.workload.randomness import seed_others
 from weft.workload.workload import CollateFunction, Workload, WorkloadError, kind_of
 
-Field = Literal["train", "validation"]
-Whole = tuple[list[torch.Tensor], Skeleton]  # the samples along the first dimension of each
-
 _ITERATING = ("__iter__", "_get_iterator")  # of a DataLoader; those of these packages change no batch
 _PLAINLY_ITERATED = frozenset({"torch", "torchdata"})
-
-
-class Tensors(Dataset[Any]):
-    """A tree of tensors, the samples along the first dimension of each."""
-
-    def __init__(self, tree: Any) -> None:
-        self._tensors, self._skeleton = flatten(tree)
-
-    def __len__(self) -> int:
-        return len(self._tensors[0])
-
-    def __getitem__(self, index: int) -> Any:
-        return build(self._skeleton, [tensor[index] for tensor in self._tensors])
-
-    @property
-    def whole(self) -> Whole:
-        return list(self._tensors), self._skeleton
-
-    def rows(self, indices: torch.Tensor) -> Any:
-        return build(self._skeleton, [tensor.index_select(0, indices) for tensor in self._tensors])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +58,8 @@ class DataSource:
     field: Field  # of the workload, for errors
     dataset: Dataset[Any]
     collate: CollateFunction | None = None  # the user's
-    sampler: Iterable[int] | None = None  # the user's
+    sampler: Iterable[Any] | None = None  # the user's, of samples or of batches
+    batches: GivenBatches | None = None  # of a sampler of batches; what else counts samples here counts their places
     in_order: bool  # without a sampler: as the data stand
     num_items: int  # of a pass over the data in all
     size: int  # of them, those that are not dropped with a last, smaller batch
@@ -95,7 +72,7 @@ class DataSource:
     @property
     def gives_several(self) -> bool:
         """Whether it is asked for the samples of a microbatch at once, by `__getitems__`, as a DataLoader does."""
-        return _gives_several(self.dataset)
+        return gives_several(self.dataset)
 
     @property
     def whole(self) -> Whole | None:
@@ -127,8 +104,11 @@ class DataSource:
 
     def order_of_pass(self, number: int, seed: int) -> torch.Tensor:
         """The samples of one pass over the data."""
+        if self.batches is not None:
+            unit = self.batches.batch_size
+            return self.batches.draw(number, self._drawn(number, seed, unit), expected=self._length // unit)
         if self.sampler is not None:
-            return self._sampled(self.sampler, number, seed)[: self.size]
+            return self._sampled(number, seed)[: self.size]
         if self.in_order:
             return torch.arange(self.size)
         return torch.randperm(self.num_items, generator=torch.Generator().manual_seed(seed + number))[: self.size]
@@ -147,23 +127,48 @@ class DataSource:
 
     def _begin(self, number: int, seed: int) -> None:
         """A dataset's samples may depend on the pass (a curriculum), as a stream's do."""
+        if self.batches is not None:
+            self.batches.forget(before=number)
         if isinstance(self.dataset, ItemStream):
             self.dataset.begin(number, seed)
         elif callable(set_epoch := getattr(self.dataset, "set_epoch", None)):
             with _seeded(seed + number), within(f"in set_epoch of Workload.{self.field}, epoch {number}"):
                 set_epoch(number)
 
-    def _sampled(self, sampler: Iterable[int], epoch: int, seed: int) -> torch.Tensor:
-        with _seeded(seed + epoch), within(f"in the sampler of Workload.{self.field}, epoch {epoch}"):
-            if callable(set_epoch := getattr(sampler, "set_epoch", None)):
-                set_epoch(epoch)
-                _seed(seed + epoch)
-            if isinstance(own := getattr(sampler, "generator", None), torch.Generator):
-                own.manual_seed(seed + epoch)
-            length = self.num_items if self.needed is None else min(self.num_items, self.needed)
-            is_part = self.is_endless or length < self.num_items
-            numbers = list(islice(sampler, length) if is_part else sampler)
-        return checked_order(numbers, self.field, epoch, length, is_endless=self.is_endless)
+    def samples(self, order: torch.Tensor) -> torch.Tensor:
+        """order: a run of an epoch's order that lies in one batch. The numbers of its samples in the dataset."""
+        return order if self.batches is None else self.batches.samples(order)
+
+    def count(self, order: torch.Tensor) -> int:
+        """How many samples of such a run count; 0 where it has but one, so that there is any."""
+        return len(order) if self.batches is None else self.batches.count(order)
+
+    def pass_as_drawn(self, number: int, seed: int) -> Any:
+        """To compare with another drawing of it."""
+        order = self.order_of_pass(number, seed)
+        return order.tolist() if self.batches is None else self.batches.drawn(number)
+
+    def _sampled(self, number: int, seed: int) -> torch.Tensor:
+        numbers = self._drawn(number, seed)
+        return checked_order(numbers, self.field, number, self._length, is_endless=self.is_endless)
+
+    @property
+    def _length(self) -> int:
+        """Of a pass, as much as the job needs."""
+        return self.num_items if self.needed is None else min(self.num_items, self.needed)
+
+    def _drawn(self, number: int, seed: int, unit: int = 1) -> list[Any]:
+        """What the sampler gives for a pass. unit: samples of what it gives at once."""
+        sampler: Any = self.sampler
+        with _seeded(seed + number), within(f"in the sampler of Workload.{self.field}, epoch {number}"):
+            for each in (sampler, getattr(sampler, "sampler", None)):
+                if callable(set_epoch := getattr(each, "set_epoch", None)):
+                    set_epoch(number)
+                    _seed(seed + number)
+                if isinstance(own := getattr(each, "generator", None), torch.Generator):
+                    own.manual_seed(seed + number)
+            is_part = self.is_endless or self._length < self.num_items
+            return list(islice(sampler, self._length // unit) if is_part else sampler)
 
 
 def source_of(
@@ -206,7 +211,7 @@ def _passing(workload: Workload, field: Field, *, batch_size: int | None, steps:
     if isinstance(given, IterableDataset):
         dataset: Dataset[Any] = stream_of(given, field, batch_size=batch_size, steps=steps)
     else:
-        dataset = _dataset(given, field, workload)
+        dataset = dataset_of(given, field, workload)
     if isinstance(data, DataLoader):
         needed = None if batch_size is None or steps is None or field != "train" else batch_size * steps
         return _of_loader(data, dataset, workload, field, batch_size, needed)
@@ -248,11 +253,9 @@ def _of_loader(
             f"Workload.{field}: its DataLoader has batch_size = None, so its items are batches already, and here "
             "job.batch_size makes them of single samples; let the dataset give these, and leave batch_size out"
         )
-    if type(batches) is not BatchSampler:
-        raise WorkloadError(
-            f"Workload.{field}: its DataLoader has a {kind_of(batches)} that makes the batches, and here "
-            "job.batch_size does; give the DataLoader a sampler of single samples"
-        )
+    if own_batches(loader) is not None:
+        return _of_batches(loader, dataset, workload, field, batch_size, needed)
+    assert type(batches) is BatchSampler
     sampler, drop_last, its_size = batches.sampler, batches.drop_last, batches.batch_size
     if field == "train" and batch_size is not None and its_size not in (1, batch_size):
         raise WorkloadError(
@@ -277,6 +280,33 @@ def _of_loader(
     )
 
 
+def _of_batches(
+    loader: DataLoader[Any],
+    dataset: Dataset[Any],
+    workload: Workload,
+    field: Field,
+    batch_size: int | None,
+    needed: int | None,
+) -> DataSource:
+    sampler: Any = loader.batch_sampler
+    unit = batch_size or 1
+    length = length_of(sampler, field)
+    size = lasting(sampler, field, needed) if length is None else length * unit
+    varies = workload.step is not None
+    return DataSource(
+        field=field,
+        dataset=dataset,
+        collate=workload.collate or _own_collate(loader.collate_fn),
+        sampler=sampler,
+        batches=GivenBatches(sampler, field, batch_size=unit, num_batches=size // unit, varies=varies),
+        in_order=field == "validation",
+        num_items=size,
+        size=size,
+        needed=needed,
+        is_endless=length is None,
+    )
+
+
 @contextlib.contextmanager
 def _seeded(key: int) -> Iterator[None]:
     """What runs inside draws by the key, and torch's generator is behind it what it was."""
@@ -288,16 +318,6 @@ def _seeded(key: int) -> Iterator[None]:
 def _seed(key: int) -> None:
     torch.default_generator.manual_seed(key)
     seed_others(key)
-
-
-def _gives_several(dataset: Any) -> bool:
-    """torch's own classes hand on what they are asked for, and ask one by one where there is nobody to hand it to."""
-    if type(dataset) is Subset:
-        return _gives_several(dataset.dataset)
-    if type(dataset) is StackDataset:
-        parts = dataset.datasets
-        return any(map(_gives_several, parts.values() if isinstance(parts, dict) else parts))
-    return callable(getattr(dataset, "__getitems__", None))
 
 
 def _len(dataset: Any) -> int:
@@ -316,69 +336,3 @@ def _kept(size: int, batch_size: int, field: Field) -> int:
 
 def _own_collate(function: CollateFunction) -> CollateFunction | None:
     return None if function in (default_collate, default_convert) else function
-
-
-def _dataset(data: Any, field: Field, workload: Workload) -> Dataset[Any]:
-    """A sized map-style dataset from what the user gave."""
-    data = _with_tensors(data)
-    if isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, torch.Tensor) for part in data):
-        inputs, targets = data
-        if inputs.shape[:1] != targets.shape[:1]:
-            raise WorkloadError(
-                f"Workload.{field}: {tuple(inputs.shape)} inputs and {tuple(targets.shape)} targets; "
-                "the first dimensions must be equal"
-            )
-        return TensorDataset(inputs, targets) if workload.step is None else Tensors(data)
-    if workload.step is not None and (tree := _tensors(data, field)) is not None:
-        return tree
-    if isinstance(data, type):  # it has the methods, too
-        raise WorkloadError(f"Workload.{field} is {kind_of(data)}; give an object of it, {data.__name__}(...)")
-    is_sized = (hasattr(data, "__getitem__") or _gives_several(data)) and hasattr(data, "__len__")
-    if not is_sized or isinstance(data, (str, bytes, nn.Module)):
-        raise WorkloadError(
-            f"Workload.{field} is {kind_of(data)}; give a map-style dataset with __len__ and __getitem__, "
-            "an IterableDataset, a DataLoader of one of these, or a pair of tensors (inputs, targets)"
-        )
-    if type(data) is dict and data and not all(number in data for number in range(len(data))):
-        kinds = {kind_of(value) for value in data.values()}
-        raise WorkloadError(
-            f"Workload.{field} is a dict of {' and '.join(sorted(kinds))}; give a dict of tensors or "
-            "of arrays of numbers, or a list of items"
-        )
-    dataset: Dataset[Any] = data
-    return dataset
-
-
-def _with_tensors(data: Any) -> Any:
-    """A pair, a tuple or a dict of tensors and arrays, with tensors alone; anything else as it is."""
-    if type(data) is dict and all(map(_has_rows, data.values())):
-        return {name: _as_tensor(part) for name, part in data.items()}
-    if (type(data) is tuple or (type(data) is list and len(data) == 2)) and all(map(_has_rows, data)):
-        return type(data)(map(_as_tensor, data))
-    return data
-
-
-def _as_tensor(part: Any) -> torch.Tensor:
-    """Of an array the same memory, but where no tensor can have its byte order or its strides."""
-    if isinstance(part, np.ndarray) and not (part.dtype.isnative and min(part.strides, default=0) >= 0):
-        part = np.ascontiguousarray(part, part.dtype.newbyteorder("="))
-    with warnings.catch_warnings():  # of a memory map that is only read, which nothing of ours writes to
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.as_tensor(part)
-
-
-def _has_rows(part: object) -> bool:
-    return isinstance(part, torch.Tensor) or (isinstance(part, np.ndarray) and part.dtype.kind in "biufc")
-
-
-def _tensors(data: Any, field: Field) -> Tensors | None:
-    """Of a tuple or a dict that has tensors alone; None of anything else."""
-    parts = list(data.values()) if type(data) is dict else list(data) if type(data) is tuple else []
-    if not parts or not all(isinstance(part, torch.Tensor) for part in parts):
-        return None
-    shapes = [tuple(part.shape) for part in parts]
-    if len({shape[:1] for shape in shapes}) > 1 or not all(shapes):
-        raise WorkloadError(
-            f"Workload.{field}: tensors of shapes {', '.join(map(str, shapes))}; the first dimensions must be equal"
-        )
-    return Tensors(data)
