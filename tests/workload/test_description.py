@@ -57,6 +57,8 @@ def test_a_model_that_is_cut_by_its_calls_is_told_by_the_modules_that_may_begin_
 def test_a_loader_tells_the_size_of_its_batches() -> None:
     told = describe(workload(train=DataLoader(TensorDataset(*PAIR), batch_size=4)))
     assert (told["train"], told["batch_size"], told["validation"]) == (10, 4, None)
+    told = describe(workload(train=DataLoader(TensorDataset(*PAIR), batch_sampler=[[0, 1, 2], [3, 4, 5], [6, 7]])))
+    assert (told["train"], told["batch_size"]) == (8, 3), "what they have on average"
 
 
 def test_data_that_cannot_be_counted_are_told_by_what_is_wrong_with_them() -> None:

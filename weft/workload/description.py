@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from torch import nn
@@ -19,7 +20,8 @@ from torch.utils.data import DataLoader
 from weft.spec.job_spec import JobSpec
 from weft.workload.cutting.visible import CallKind, visible_modules
 from weft.workload.data.datasets import Field
-from weft.workload.data.source import source_of
+from weft.workload.data.given_batches import own_batches
+from weft.workload.data.source import DataSource, source_of
 from weft.workload.entry import load_workload
 from weft.workload.faults import fault_of
 from weft.workload.units import is_cut_by_calls, units
@@ -48,7 +50,6 @@ def describe(workload: Workload) -> dict[str, Any]:
     Where the model is cut by its own forward nothing has been called, so these are the modules that may turn out units.
     """
     model, parameters = workload.model, list(workload.model.parameters())
-    loader = workload.train if isinstance(workload.train, DataLoader) else None
     return {
         "model": type(model).__name__,
         "parameters": _count(model),
@@ -58,7 +59,7 @@ def describe(workload: Workload) -> dict[str, Any]:
         "cut_by_calls": is_cut_by_calls(workload),
         "train": _num_samples(workload, "train"),
         "validation": None if workload.validation is None else _num_samples(workload, "validation"),
-        "batch_size": None if loader is None else loader.batch_size,
+        "batch_size": _batch_size(workload),
     }
 
 
@@ -75,9 +76,27 @@ def _count(module: nn.Module) -> int:
 
 def _num_samples(workload: Workload, field: Field) -> int | str:
     try:
-        return source_of(workload, field).num_items
+        source = source_of(workload, field)
+        return source.num_items if source.batches is None else sum(_sizes(source))
     except WorkloadError as error:
         return str(error)
+
+
+def _batch_size(workload: Workload) -> int | None:
+    """That of the user's DataLoader, or what its batches have on average."""
+    if own_batches(workload.train) is None:
+        return workload.train.batch_size if isinstance(workload.train, DataLoader) else None
+    try:
+        return round(fmean(_sizes(source_of(workload, "train"))))
+    except WorkloadError:  # it has no length
+        return None
+
+
+def _sizes(source: DataSource) -> list[int]:
+    """Of the batches of the first pass."""
+    assert source.batches is not None
+    source.order_of_pass(0, 0)
+    return source.batches.drawn(0)[1]
 
 
 def defaults(file: Path, function: str) -> dict[str, Any]:

@@ -292,7 +292,7 @@ def _of_batches(
     unit = batch_size or 1
     length = length_of(sampler, field)
     size = lasting(sampler, field, needed) if length is None else length * unit
-    varies = workload.step is not None
+    varies = workload.step is not None or batch_size is None
     return DataSource(
         field=field,
         dataset=dataset,
