@@ -195,6 +195,11 @@ def test_what_makes_no_such_batches_is_refused_with_a_remedy(sampler: Any, more:
         batches(sampler, **more).check_sources()
 
 
+def test_one_without_a_length_needs_steps() -> None:
+    with pytest.raises(WorkloadError, match="a Endless, has no length; give it a __len__ that tells the batches of an"):
+        batches(Endless([4, 4]))
+
+
 def test_an_epoch_with_another_number_of_batches_is_told_before_training() -> None:
     class Fewer(Made):
         def __iter__(self) -> Iterator[list[int]]:

@@ -33,13 +33,13 @@ def length_of(sampler: Any, field: str) -> int | None:
         return None
 
 
-def lasting(sampler: Any, field: str, needed: int | None) -> int:
-    """Samples of an epoch of one without a length: what the job needs in all. Raises WorkloadError where that is not
-    known."""
+def lasting(sampler: Any, field: str, needed: int | None, *, of_what: str = "samples") -> int:
+    """Samples of an epoch of one without a length: what the job needs in all. of_what: it gives, for errors. Raises
+    WorkloadError where that is not known."""
     if needed is None:
         raise WorkloadError(
             f"Workload.{field}: its sampler, a {kind_of(sampler)}, has no length; give it a __len__ that tells the "
-            f"samples of an epoch{', or job.steps' * (field == 'train')}"
+            f"{of_what} of an epoch{', or job.steps' * (field == 'train')}"
         )
     return needed
 

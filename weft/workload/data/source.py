@@ -291,7 +291,7 @@ def _of_batches(
     sampler: Any = loader.batch_sampler
     unit = batch_size or 1
     length = length_of(sampler, field)
-    size = lasting(sampler, field, needed) if length is None else length * unit
+    size = lasting(sampler, field, needed, of_what="batches") if length is None else length * unit
     varies = workload.step is not None or batch_size is None
     return DataSource(
         field=field,
