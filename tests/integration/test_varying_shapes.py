@@ -124,29 +124,33 @@ class Grouped:
     def __iter__(self):
         return iter([self.batches[number].tolist() for number in torch.randperm(len(self.batches))])
 
-def workload():
+def workload(ready):
     torch.manual_seed(0)
     data = [{"x": torch.randn(4), "y": torch.randn(1)} for _ in range(23)]
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
-    return weft.Workload(model, DataLoader(data, batch_sampler=Grouped([4, 1, 6, 5, 7])),
-                         step=lambda m, b: mse_loss(m(b["x"]), b["y"]),
-                         validation=DataLoader(data, batch_sampler=Grouped([9, 1, 13])),
-                         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
+    train, held_out = (DataLoader(data, batch_sampler=Grouped(sizes)) for sizes in ([4, 1, 6, 5, 7], [9, 1, 13]))
+    if ready:  # as data come that somebody else has divided; shuffled by what a DataLoader shuffles by
+        train = DataLoader(list(train), batch_size=None, shuffle=True)
+        held_out = DataLoader(list(held_out), batch_size=None)
+    return weft.Workload(model, train, step=lambda m, b: mse_loss(m(b["x"]), b["y"]), validation=held_out,
+                         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True))
 """
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ready", [False, True])
 @pytest.mark.parametrize("how", [{}, {"stages": 2, "microbatches": 3, "loaders": 2}], ids=str)
 def test_batches_that_the_user_makes_are_those_of_the_loop_that_was(
-    with_devices: Any, tmp_path: Path, how: dict[str, Any]
+    with_devices: Any, tmp_path: Path, how: dict[str, Any], ready: bool
 ) -> None:
     (tmp_path / "job.py").write_text(GROUPED)
-    made = runpy.run_path(str(tmp_path / "job.py"))["workload"]()
+    made = runpy.run_path(str(tmp_path / "job.py"))["workload"](ready)
     optimizer = made.optimizer(made.model.parameters())
     expected, held_out = list[float](), list[float]()
     for epoch in range(3):
         torch.manual_seed(5 + epoch)
-        for batch in list(made.train):
+        order = torch.randperm(5, generator=torch.Generator().manual_seed(5 + epoch)) if ready else ()
+        for batch in [made.train.dataset[number] for number in order] or list(made.train):
             loss = made.step(made.model, batch)
             optimizer.zero_grad()
             loss.backward()
@@ -155,7 +159,7 @@ def test_batches_that_the_user_makes_are_those_of_the_loop_that_was(
         with torch.no_grad():
             weighed = [(len(batch["x"]), made.step(made.model, batch).item()) for batch in made.validation]
         held_out.append(sum(size * loss for size, loss in weighed) / 23)
-    job = {"entry": "job.py:workload", "batch_size": 5, "epochs": 3, "seed": 5}
+    job = {"entry": "job.py:workload", "args": {"ready": ready}, "batch_size": 5, "epochs": 3, "seed": 5}
     result, _ = run(with_devices, JobSpec.parse({"job": job, "strategy": how, "directory": str(tmp_path)}))
     rows = metrics_rows(result["run_dir"])
     losses = [row["loss"] for row in rows if "loss" in row]

@@ -12,8 +12,9 @@ from weft.plan.error_places import samples_place, within
 from weft.spec.job_spec import JobSection
 from weft.workload.data.collating import collate_items
 from weft.workload.data.datasets import Field, Tensors
+from weft.workload.data.given_batches import counted, divided, run_in
 from weft.workload.data.source import DataSource, source_of_job
-from weft.workload.data.tree import with_tensors
+from weft.workload.data.tree import build, flatten, with_tensors
 from weft.workload.workload import Workload, WorkloadError
 
 
@@ -52,11 +53,20 @@ class Data:
 
     @property
     def size(self) -> int:
-        """Samples of an epoch, at least one."""
-        return self.source.epoch_size or self.source.size
+        """Samples of an epoch, at least one; of batches that the user makes their places."""
+        return (self.source.epoch_size or self.source.size) * self.source.places
 
-    def batch(self, indices: torch.Tensor) -> Any:
-        """The samples together, as a step sees them; for a loss (inputs, targets)."""
+    def batch(self, order: torch.Tensor) -> tuple[Any, int]:
+        """order: a part of an epoch's. Its samples together, as a step sees them, for a loss (inputs, targets); and how
+        many of them count."""
+        batch = self._batch(self.source.samples(order))
+        if not self.source.is_ready:
+            return batch, self.source.count(order)
+        whole, run = flatten(batch), run_in(order, self.source.places)[1]
+        tensors, skeleton = divided(whole, run, self.source.field)
+        return build(skeleton, tensors), counted(whole[0], run)
+
+    def _batch(self, indices: torch.Tensor) -> Any:
         parts = self._collated(indices)
         if not self.pairs:
             with within(f"in a batch of {samples_place(self.source.field, indices.tolist())}"):

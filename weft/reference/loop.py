@@ -267,17 +267,17 @@ class _Loop:
             for part in parts:
                 if part.size == 0:
                     continue
-                seed_loading(self._job.seed, step, part.number)  # for a dataset that draws: augmentation
-                run = indices[part.start : part.start + part.size]
-                samples = data.source.samples(run)
-                batch = data.batch(samples)
+                number = 0 if data.source.is_ready else part.number
+                seed_loading(self._job.seed, step, number)  # for a dataset that draws: augmentation
+                order = indices[part.start : part.start + part.size]
+                batch, count = data.batch(order)
                 microbatches.append(
                     Microbatch(
                         replica=replica,
                         number=part.number,
-                        weight=self._weight(batch, data.source.count(run)),
+                        weight=self._weight(batch, count),
                         batch=with_tensors(batch, lambda tensor: tensor.to(self._device)),
-                        samples=samples,
+                        samples=data.source.samples(order),
                     )
                 )
         return Batch(microbatches, sum(microbatch.weight for microbatch in microbatches))

@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader
 from weft.spec.job_spec import JobSpec
 from weft.workload.cutting.visible import CallKind, visible_modules
 from weft.workload.data.datasets import Field
-from weft.workload.data.given_batches import own_batches
 from weft.workload.data.source import DataSource, source_of
 from weft.workload.entry import load_workload
 from weft.workload.faults import fault_of
@@ -84,11 +83,12 @@ def _num_samples(workload: Workload, field: Field) -> int | str:
 
 def _batch_size(workload: Workload) -> int | None:
     """That of the user's DataLoader, or what its batches have on average."""
-    if own_batches(workload.train) is None:
-        return workload.train.batch_size if isinstance(workload.train, DataLoader) else None
+    if not isinstance(workload.train, DataLoader):
+        return None
     try:
-        return round(fmean(_sizes(source_of(workload, "train"))))
-    except WorkloadError:  # it has no length
+        source = source_of(workload, "train")
+        return workload.train.batch_size if source.batches is None else round(fmean(_sizes(source)))
+    except WorkloadError:  # told elsewhere
         return None
 
 
@@ -96,7 +96,7 @@ def _sizes(source: DataSource) -> list[int]:
     """Of the batches of the first pass."""
     assert source.batches is not None
     source.order_of_pass(0, 0)
-    return source.batches.drawn(0)[1]
+    return source.batches.sizes(0)
 
 
 def defaults(file: Path, function: str) -> dict[str, Any]:

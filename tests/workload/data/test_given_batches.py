@@ -1,4 +1,4 @@
-"""Batches that a sampler of the user's makes: which samples a run of their places has, and what is refused."""
+"""Batches that the user makes: which samples a run of their places has, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
 
-from weft.plan.division import divide
+from weft.plan.division import Part, divide
 from weft.plan.itinerary import Iteration, Itinerary
 from weft.workload.data.batches import Batches
 from weft.workload.data.given_batches import GivenBatches, is_weighed
+from weft.workload.data.tree import build
 from weft.workload.workload import Workload, WorkloadError
 
-DATA = [torch.tensor([float(number)]) for number in range(40)]
+DATA = [torch.tensor([float(number)]) for number in range(60)]
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 
 
@@ -120,8 +121,8 @@ def test_a_sampler_within_it_is_told_the_epoch_and_seeded() -> None:
     inner = RandomSampler(DATA, generator=torch.Generator())  # type: ignore[arg-type]
     made = batches(Pairs(inner, 4, True))
     about = iterations(made)
-    expected = torch.randperm(40, generator=torch.Generator().manual_seed(4)).split(4)
-    assert trained(made, about[10], [1])[0][0] == expected[0].tolist()
+    expected = torch.randperm(60, generator=torch.Generator().manual_seed(4)).split(4)
+    assert trained(made, about[15], [1])[0][0] == expected[0].tolist()
 
 
 def test_epochs_of_so_many_steps_go_on_pass_after_pass() -> None:
@@ -211,10 +212,122 @@ def test_an_epoch_with_another_number_of_batches_is_told_before_training() -> No
 
 
 def test_passes_that_are_over_are_forgotten() -> None:
-    given_batches = GivenBatches(None, "train", batch_size=2, num_batches=1, varies=True)
+    given_batches = GivenBatches(None, "train", places=2, num_batches=1, varies=True)
     places = [given_batches.draw(number, [[number, 7, 8]], 1) for number in range(3)]
-    assert [given_batches.samples(each).tolist() for each in places] == [[0, 7, 8], [1, 7, 8], [2, 7, 8]]
+    orders = [torch.arange(2) + 2 * each for each in places]
+    assert [given_batches.samples(each).tolist() for each in orders] == [[0, 7, 8], [1, 7, 8], [2, 7, 8]]
     given_batches.forget(before=2)
-    assert given_batches.samples(places[2]).tolist() == [2, 7, 8]
+    assert given_batches.samples(orders[2]).tolist() == [2, 7, 8]
     with pytest.raises(KeyError):
-        given_batches.samples(places[1])
+        given_batches.samples(orders[1])
+
+
+# --- batches that are ready
+
+
+def ready_batch(samples: Sequence[int], **more: Any) -> dict[str, Any]:
+    return {"x": torch.tensor(samples), "names": [str(each) for each in samples], "rate": torch.tensor(0.5)} | more
+
+
+class Drawn(IterableDataset[Any]):
+    """Ready batches without an end; it counts what is drawn."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes, self.num_drawn = sizes, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        number = 0
+        while True:
+            self.num_drawn += 1
+            size = self.sizes[number % len(self.sizes)]
+            yield ready_batch(torch.randint(100, (size,)).tolist())
+            number += 1
+
+
+def ready(data: Any, batch_size: int = 4, steps: int | None = None, **more: Any) -> Batches:
+    loader: DataLoader[Any] = DataLoader(data, batch_size=None, shuffle=more.pop("shuffle", None))
+    own = {"steps_per_epoch": more.pop("steps_per_epoch", None)}
+    how = {"step": step} | more
+    made = Workload(nn.Linear(1, 1), loader, optimizer=lambda params: torch.optim.SGD(params, 0.1), **how)
+    return Batches(made, seed=3, batch_size=batch_size, steps=steps, **own)
+
+
+def read(made: Batches, iteration: Iteration, counts: Sequence[int]) -> list[tuple[list[int], float]]:
+    """As of `trained`; what else is in a batch is as divided as its samples."""
+    parts = [part for replica in divide(iteration.size, [1.0] * len(counts), counts, "even") for part in replica]
+    told = []
+    for part in (each for each in parts if each.size):
+        tensors, skeleton = made.batch(iteration, part)
+        batch = build(skeleton, tensors)
+        assert batch["names"] == [str(each) for each in batch["x"].tolist()]
+        assert batch["rate"] == 0.5
+        told.append((batch["x"].tolist(), made.weight(iteration, part, batch)))
+    return told
+
+
+@given(sizes=SIZES, batch_size=st.integers(1, 9), counts=st.lists(st.integers(1, 4), min_size=1, max_size=3))
+def test_every_sample_of_a_ready_batch_counts_once_too(sizes: list[int], batch_size: int, counts: list[int]) -> None:
+    expected = Made(sizes).batches
+    made = ready([ready_batch(batch) for batch in expected], batch_size)
+    for iteration, batch in zip(iterations(made, batch_size), 2 * expected, strict=True):
+        told = read(made, iteration, counts)
+        assert [sample for samples, weight in told if weight for sample in samples] == batch
+        assert all(samples and weight in (0, len(samples)) for samples, weight in told)
+
+
+def test_a_stream_of_ready_batches_is_drawn_once_for_all_microbatches() -> None:
+    data = Drawn([4, 2, 7])
+    made = ready(data, steps=6)
+    about = iterations(made, epochs=0, steps=6)
+    told = [read(made, iteration, [3]) for iteration in about]
+    assert [sum(weight for _, weight in each) for each in told] == [4, 2, 7, 4, 2, 7]
+    assert data.num_drawn == 6
+    whole = [read(ready(Drawn([4, 2, 7]), steps=6), iteration, [1]) for iteration in about[:2]]
+    assert [samples for ((samples, _),) in whole] == [
+        [sample for part, weight in each if weight for sample in part] for each in told[:2]
+    ]
+
+
+def test_ready_batches_are_shuffled_and_go_on_pass_after_pass() -> None:
+    data = [ready_batch([number]) for number in range(5)]
+    made = ready(data, shuffle=True, steps_per_epoch=2)
+    told = [read(made, it, [1])[0][0][0] for it in iterations(made, steps_per_epoch=2, epochs=5)]
+    passes = [torch.randperm(5, generator=torch.Generator().manual_seed(3 + number)).tolist() for number in range(2)]
+    assert told == passes[0] + passes[1]
+
+
+def test_what_a_ready_batch_counts_may_be_the_users_to_say() -> None:
+    made = ready([ready_batch([5, 6, 7])], weight=lambda batch: batch["x"].sum())
+    assert read(made, iterations(made, epochs=1)[0], [2]) == [([5], 5.0), ([6, 7], 13.0)]
+
+
+def test_with_a_loss_ready_batches_are_pairs_of_the_jobs_size() -> None:
+    pairs = [(torch.arange(4.0)[:, None] + 4 * number, torch.arange(4.0) + 4 * number) for number in range(2)]
+    made = ready(pairs, step=None, loss=nn.functional.mse_loss)
+    second = iterations(made, epochs=1)[1]
+    assert made.load(second, Part(1, 2, 2))[0].flatten().tolist() == made.load(second, Part(1, 2, 2))[1].tolist()
+    assert made.weight(second, Part(1, 2, 2), None) == 2
+    same = [(x, x) for x, _ in pairs]
+    inputs, targets = ready(same, step=None, loss=nn.functional.mse_loss).load(second, Part(0, 0, 2))
+    assert inputs.equal(targets)
+    with pytest.raises(
+        WorkloadError, match=r"batch \d of its DataLoader, tensors of shapes \(4, 1\) and \(4,\), has not job"
+    ):
+        ready(pairs, 5, step=None, loss=nn.functional.mse_loss).load(second, Part(0, 0, 2))
+
+
+def test_a_ready_batch_without_samples_in_common_is_whole_or_refused() -> None:
+    made = ready([{"x": torch.zeros(3), "y": torch.zeros(2)}])
+    iteration = iterations(made, epochs=1)[0]
+    whole, half = Part(0, 0, 4), Part(0, 0, 2)
+    assert len(made.batch(iteration, whole)[0]) == 2
+    assert made.weight(iteration, whole, None) == 1
+    with pytest.raises(
+        WorkloadError, match=r"tensors of shapes \(3,\), \(2,\), cannot be divided into microbatches: let"
+    ):
+        made.batch(iteration, half)
+
+
+def test_a_collate_for_samples_does_not_go_with_ready_batches() -> None:
+    with pytest.raises(WorkloadError, match=r"with batch_size = None the items of Workload\.train's DataLoader are b"):
+        ready([ready_batch([1])], collate=tuple)

@@ -15,11 +15,19 @@ from weft.plan.division import Part
 from weft.plan.error_places import samples_place
 from weft.plan.itinerary import Iteration
 from weft.spec.job_spec import JobSection
-from weft.workload.data.given_batches import PASSES_TRIED
+from weft.workload.data.given_batches import (
+    PASSES_TRIED,
+    Parts,
+    PlaceRun,
+    counted,
+    divided,
+    num_samples,
+    run_in,
+)
 from weft.workload.data.samples import batch_of, pair_of
 from weft.workload.data.source import DataSource, source_of
 from weft.workload.data.stream import ItemStream
-from weft.workload.data.tree import Skeleton, difference
+from weft.workload.data.tree import Skeleton, build, difference, flatten
 from weft.workload.randomness import seed_loading
 from weft.workload.workload import Workload, WorkloadError, kind_of, weight_of
 
@@ -47,8 +55,11 @@ class Batches:
         self._orders: dict[str, tuple[int, torch.Tensor]] = {}  # by field: an epoch, and the order of its samples
         self._structures: dict[str, Skeleton] = {}  # by field: of the first batch
         self._wholes = {source.field: source.whole for source in self.sources().values()}
-        self.num_train = self._train.size
-        self.num_validation = 0 if self._validation is None else self._validation.size
+        self._ready: dict[
+            str, tuple[tuple[int, int], Parts]
+        ] = {}  # by field: of a batch that is ready its epoch, number
+        self.num_train = self._train.num_places
+        self.num_validation = 0 if self._validation is None else self._validation.num_places
 
     @classmethod
     def of_job(cls, workload: Workload, job: JobSection) -> Self:
@@ -78,6 +89,7 @@ class Batches:
     def rewind(self) -> None:
         """What comes next may be any iteration: a stream begins its epoch again."""
         self._orders.clear()
+        self._ready.clear()
         for source in self.sources().values():
             source.rewind()
 
@@ -118,7 +130,12 @@ class Batches:
     def weight(self, iteration: Iteration, part: Part, batch: Any) -> float:
         """What a microbatch counts in its batch. batch: what has been loaded. Raises WorkloadError for what
         `Workload.weight` returns."""
-        count = self._source(iteration).count(run_of(self.order(iteration), iteration, part))
+        source, order = self._source(iteration), run_of(self.order(iteration), iteration, part)
+        if source.is_ready:
+            (tensors, _), run = self._whole(source, iteration, order)
+            count = counted(tensors, run)
+        else:
+            count = source.count(order)
         if self._weight is None or not count:
             return count
         return weight_of(batch[1] if self._is_pair else batch, self._weight)
@@ -139,8 +156,14 @@ class Batches:
                 return into
             inputs, targets = (tensor.index_select(0, indices) for tensor in dataset.tensors)
             return inputs, targets
-        seed_loading(self._seed, iteration.step, part.number)
-        pair = pair_of(source, indices.tolist())
+        if source.is_ready:
+            order = run_of(self.order(iteration), iteration, part)
+            tensors, skeleton = divided(*self._whole(source, iteration, order), source.field)
+            inputs, targets = build(skeleton, tensors)
+            pair = inputs, targets
+        else:
+            seed_loading(self._seed, iteration.step, part.number)
+            pair = pair_of(source, indices.tolist())
         if into is not None:
             for value, slot in zip(pair, into, strict=True):
                 _check_fits(source.field, indices, tuple(value.shape), value.dtype, slot)
@@ -152,15 +175,35 @@ class Batches:
         source, indices = self._source(iteration), self._indices(iteration, part)
         if (whole := self._wholes[source.field]) is not None:  # then nothing of the user's runs, and nothing differs
             return [tensor.index_select(0, indices) for tensor in whole[0]], whole[1]
-        numbers = indices.tolist()
-        seed_loading(self._seed, iteration.step, part.number)
-        tensors, skeleton = batch_of(source, numbers)
+        numbers, run = indices.tolist(), None
+        if source.is_ready:
+            (tensors, skeleton), run = self._whole(source, iteration, run_of(self.order(iteration), iteration, part))
+        else:
+            seed_loading(self._seed, iteration.step, part.number)
+            tensors, skeleton = batch_of(source, numbers)
         told = difference(skeleton, self._first_structure(source, iteration, part, skeleton))
         if told is not None:
             raise WorkloadError(
                 f"a batch of {samples_place(source.field, numbers)}: {told}; every batch must have the same structure"
             )
-        return tensors, skeleton
+        return (tensors, skeleton) if run is None else divided((tensors, skeleton), run, source.field)
+
+    def _whole(self, source: DataSource, iteration: Iteration, order: torch.Tensor) -> tuple[Parts, PlaceRun]:
+        """A batch that is ready, and which of its places are asked for. Several microbatches have parts of one."""
+        number, run = run_in(order, source.places)
+        key, parts = self._ready.get(source.field, (None, None))
+        if parts is None or key != (iteration.epoch, number):
+            seed_loading(self._seed, iteration.step, 0)
+            parts = flatten(pair_of(source, [number])) if self._is_pair else batch_of(source, [number])
+            if self._is_pair and num_samples(parts[0]) != source.places:
+                raise WorkloadError(
+                    f"Workload.{source.field}: batch {number} of its DataLoader, tensors of shapes "
+                    f"{' and '.join(str(tuple(each.shape)) for each in parts[0])}, has not job.batch_size = "
+                    f"{source.places} samples; with a loss all batches have as many: make job.batch_size their size, "
+                    "or give Workload.step, with which they may vary"
+                )
+            self._ready[source.field] = (iteration.epoch, number), parts
+        return parts, run
 
     def _first_structure(self, source: DataSource, iteration: Iteration, part: Part, skeleton: Skeleton) -> Skeleton:
         """That of the first batch, by which all are judged; another loader may have loaded it. skeleton: this one's."""

@@ -5,14 +5,15 @@
                                                   `set_epoch(e)`, where it has one, before those of epoch e
     an iterable dataset                           its items as they come (`weft.workload.data.stream`)
     a DataLoader                                  its dataset, collate_fn, drop_last, and sampler or batch_sampler; its
-                                                  workers are not
+                                                  workers are not; with batch_size = None its items are batches
 
 Without a sampler of the user's, epoch e of training has the order `torch.randperm(n)` by a generator of seed + e, and
 validation the order of the data. A user's sampler is asked anew for each epoch: after its `set_epoch(e)` where it has
 one, and with torch's default generator, Python's, numpy's, and its own `generator`, seeded with seed + e. So an epoch's
 order follows from the seed alone, unless a sampler draws elsewhere or remembers the epochs that it was asked for. Where
 the job has so many steps, no more is drawn of it than they take; one without a length lasts for all of them. A
-`batch_sampler` of the user's is asked likewise, and what an epoch's order has then are places (`given_batches.py`).
+`batch_sampler` of the user's is asked likewise. Where the user makes the batches, they are the items that are counted
+here, and an order told to others has their places (`given_batches.py`).
 
 Where a job gives an epoch a number of steps (`job.steps_per_epoch`), e counts passes over the data, one behind another,
 and an epoch is a run of these: it may be a part of one, or reach over the ends of several, as a batch may.
@@ -42,7 +43,7 @@ from torch.utils.data import (
 from weft.plan.error_places import within
 from weft.spec.job_spec import JobSection
 from weft.workload.data.datasets import Field, Tensors, Whole, dataset_of, gives_several
-from weft.workload.data.given_batches import GivenBatches, own_batches
+from weft.workload.data.given_batches import GivenBatches
 from weft.workload.data.sampler import checked_order, is_plain, lasting, length_of
 from weft.workload.data.stream import ItemStream, stream_of
 from weft.workload.data.tree import flatten
@@ -59,12 +60,14 @@ class DataSource:
     dataset: Dataset[Any]
     collate: CollateFunction | None = None  # the user's
     sampler: Iterable[Any] | None = None  # the user's, of samples or of batches
-    batches: GivenBatches | None = None  # of a sampler of batches; what else counts samples here counts their places
+    places: int = 1  # of an item: where the user makes the batches, each is an item, and has a batch's places
+    batches: GivenBatches | None = None  # of a sampler of batches
+    is_ready: bool = False  # what the dataset gives are batches
     in_order: bool  # without a sampler: as the data stand
     num_items: int  # of a pass over the data in all
     size: int  # of them, those that are not dropped with a last, smaller batch
-    epoch_size: int | None = None  # samples of an epoch that is no pass: it goes on where the one before has ended
-    needed: int | None = None  # samples that the whole job takes, where that is known: of a sampler no more are drawn
+    epoch_size: int | None = None  # items of an epoch that is no pass: it goes on where the one before has ended
+    needed: int | None = None  # items that the whole job takes, where that is known: of a sampler no more are drawn
     is_endless: bool = False  # what gives the samples or their order has no length of its own
     # Of the newest pass that an epoch has begun or gone on with, its order.
     _newest: dict[int, torch.Tensor] = dataclasses.field(default_factory=dict, init=False, repr=False)
@@ -72,7 +75,12 @@ class DataSource:
     @property
     def gives_several(self) -> bool:
         """Whether it is asked for the samples of a microbatch at once, by `__getitems__`, as a DataLoader does."""
-        return gives_several(self.dataset)
+        return not self.is_ready and gives_several(self.dataset)
+
+    @property
+    def num_places(self) -> int:
+        """Of an epoch that is a pass: its samples, where the job makes the batches."""
+        return self.size * self.places
 
     @property
     def whole(self) -> Whole | None:
@@ -88,10 +96,13 @@ class DataSource:
     def order(self, epoch: int, seed: int) -> torch.Tensor:
         """The samples of an epoch, by their numbers in the dataset; of a stream, from the first of the pass on with
         which the epoch begins. What is asked for from now on is of this epoch."""
+        return self._places_of(self._order(epoch, seed))
+
+    def _order(self, epoch: int, seed: int) -> torch.Tensor:
         if self.epoch_size is None:
             self.rewind()
             self._begin(epoch, seed)
-            return self.order_of_pass(epoch, seed)
+            return self._pass(epoch, seed)
         first, skipped = divmod(epoch * self.epoch_size, self.size)
         self._begin(first, seed)
         parts, missing = list[torch.Tensor](), self.epoch_size
@@ -104,9 +115,16 @@ class DataSource:
 
     def order_of_pass(self, number: int, seed: int) -> torch.Tensor:
         """The samples of one pass over the data."""
+        return self._places_of(self._pass(number, seed))
+
+    def _places_of(self, items: torch.Tensor) -> torch.Tensor:
+        if self.places == 1:
+            return items
+        return (items[:, None] * self.places + torch.arange(self.places)).flatten()
+
+    def _pass(self, number: int, seed: int) -> torch.Tensor:
         if self.batches is not None:
-            unit = self.batches.batch_size
-            return self.batches.draw(number, self._drawn(number, seed, unit), expected=self._length // unit)
+            return self.batches.draw(number, self._drawn(number, seed), expected=self._length)
         if self.sampler is not None:
             return self._sampled(number, seed)[: self.size]
         if self.in_order:
@@ -117,7 +135,7 @@ class DataSource:
         """A pass may be many epochs."""
         if number not in self._newest:
             self._newest.clear()
-            self._newest[number] = self.order_of_pass(number, seed)
+            self._newest[number] = self._pass(number, seed)
         return self._newest[number]
 
     def rewind(self) -> None:
@@ -136,7 +154,10 @@ class DataSource:
                 set_epoch(number)
 
     def samples(self, order: torch.Tensor) -> torch.Tensor:
-        """order: a run of an epoch's order that lies in one batch. The numbers of its samples in the dataset."""
+        """order: a run of an epoch's order that lies in one batch. The numbers of its samples in the dataset; of a
+        batch that is ready, its own."""
+        if self.is_ready:
+            return order[:1] // self.places
         return order if self.batches is None else self.batches.samples(order)
 
     def count(self, order: torch.Tensor) -> int:
@@ -157,8 +178,8 @@ class DataSource:
         """Of a pass, as much as the job needs."""
         return self.num_items if self.needed is None else min(self.num_items, self.needed)
 
-    def _drawn(self, number: int, seed: int, unit: int = 1) -> list[Any]:
-        """What the sampler gives for a pass. unit: samples of what it gives at once."""
+    def _drawn(self, number: int, seed: int) -> list[Any]:
+        """What the sampler gives for a pass."""
         sampler: Any = self.sampler
         with _seeded(seed + number), within(f"in the sampler of Workload.{self.field}, epoch {number}"):
             for each in (sampler, getattr(sampler, "sampler", None)):
@@ -168,7 +189,7 @@ class DataSource:
                 if isinstance(own := getattr(each, "generator", None), torch.Generator):
                     own.manual_seed(seed + number)
             is_part = self.is_endless or self._length < self.num_items
-            return list(islice(sampler, self._length // unit) if is_part else sampler)
+            return list(islice(sampler, self._length) if is_part else sampler)
 
 
 def source_of(
@@ -184,13 +205,13 @@ def source_of(
     source = _passing(workload, field, batch_size=batch_size, steps=steps)
     if field != "train" or batch_size is None or steps_per_epoch is None:
         return source
-    if 0 < source.size < batch_size:
+    if 0 < source.num_places < batch_size:
         samples = "one sample" if source.size == 1 else f"{source.size} samples"
         raise WorkloadError(
             f"Workload.{field} has {samples}, and with job.steps_per_epoch every batch has job.batch_size "
             f"= {batch_size} of them; give a smaller batch, or leave steps_per_epoch out"
         )
-    return replace(source, epoch_size=steps_per_epoch * batch_size)
+    return replace(source, epoch_size=steps_per_epoch * batch_size // source.places)
 
 
 def source_of_job(workload: Workload, field: Field, job: JobSection) -> DataSource:
@@ -208,13 +229,15 @@ def _passing(workload: Workload, field: Field, *, batch_size: int | None, steps:
     """One whose epochs are passes over the data."""
     data = _as_given(workload.train if field == "train" else workload.validation)
     given = data.dataset if isinstance(data, DataLoader) else data
+    is_ready = isinstance(data, DataLoader) and data.batch_sampler is None
     if isinstance(given, IterableDataset):
-        dataset: Dataset[Any] = stream_of(given, field, batch_size=batch_size, steps=steps)
+        dataset: Dataset[Any] = stream_of(
+            given, field, batch_size=1 if is_ready else batch_size, steps=steps, again=is_ready
+        )
     else:
         dataset = dataset_of(given, field, workload)
     if isinstance(data, DataLoader):
-        needed = None if batch_size is None or steps is None or field != "train" else batch_size * steps
-        return _of_loader(data, dataset, workload, field, batch_size, needed)
+        return _of_loader(data, dataset, workload, field, batch_size, steps if field == "train" else None)
     size = _len(dataset)
     return DataSource(
         field=field,
@@ -239,7 +262,7 @@ def _of_loader(
     workload: Workload,
     field: Field,
     batch_size: int | None,
-    needed: int | None,
+    steps: int | None,
 ) -> DataSource:
     for name in _ITERATING:
         if getattr(type(loader), name).__module__.partition(".")[0] not in _PLAINLY_ITERATED:
@@ -249,19 +272,16 @@ def _of_loader(
             )
     batches = loader.batch_sampler
     if batches is None:
-        raise WorkloadError(
-            f"Workload.{field}: its DataLoader has batch_size = None, so its items are batches already, and here "
-            "job.batch_size makes them of single samples; let the dataset give these, and leave batch_size out"
-        )
-    if own_batches(loader) is not None:
-        return _of_batches(loader, dataset, workload, field, batch_size, needed)
-    assert type(batches) is BatchSampler
+        return _of_ready(loader, dataset, workload, field, batch_size, steps)
+    if type(batches) is not BatchSampler:
+        return _of_batches(loader, dataset, workload, field, batch_size, steps)
     sampler, drop_last, its_size = batches.sampler, batches.drop_last, batches.batch_size
     if field == "train" and batch_size is not None and its_size not in (1, batch_size):
         raise WorkloadError(
             f"Workload.{field}: its DataLoader has batch_size = {its_size}, and job.batch_size is {batch_size}; make "
             "them equal, or leave the DataLoader's out"
         )
+    needed = None if batch_size is None or steps is None else batch_size * steps
     divisor = batch_size if field == "train" or its_size in (None, 1) else its_size
     num_items = _len(dataset)
     own = None if isinstance(dataset, ItemStream) or is_plain(sampler, num_items) else sampler
@@ -286,24 +306,56 @@ def _of_batches(
     workload: Workload,
     field: Field,
     batch_size: int | None,
-    needed: int | None,
+    steps: int | None,
 ) -> DataSource:
     sampler: Any = loader.batch_sampler
-    unit = batch_size or 1
+    places, varies = batch_size or 1, workload.step is not None or batch_size is None
     length = length_of(sampler, field)
-    size = lasting(sampler, field, needed, of_what="batches") if length is None else length * unit
-    varies = workload.step is not None or batch_size is None
+    size = lasting(sampler, field, steps, of_what="batches") if length is None else length
     return DataSource(
         field=field,
         dataset=dataset,
         collate=workload.collate or _own_collate(loader.collate_fn),
         sampler=sampler,
-        batches=GivenBatches(sampler, field, batch_size=unit, num_batches=size // unit, varies=varies),
+        places=places,
+        batches=GivenBatches(sampler, field, places=places, num_batches=size, varies=varies),
         in_order=field == "validation",
         num_items=size,
         size=size,
-        needed=needed,
+        needed=steps,
         is_endless=length is None,
+    )
+
+
+def _of_ready(
+    loader: DataLoader[Any],
+    dataset: Dataset[Any],
+    workload: Workload,
+    field: Field,
+    batch_size: int | None,
+    steps: int | None,
+) -> DataSource:
+    if workload.collate is not None:
+        raise WorkloadError(
+            f"Workload.collate makes batches of samples, and with batch_size = None the items of Workload.{field}'s "
+            "DataLoader are batches; leave out the one or the other"
+        )
+    num_items, is_stream = _len(dataset), isinstance(dataset, ItemStream)
+    own = None if is_stream or is_plain(loader.sampler, num_items) else loader.sampler
+    length = num_items if own is None else length_of(own, field)
+    size = lasting(own, field, steps, of_what="batches") if length is None else length
+    return DataSource(
+        field=field,
+        dataset=dataset,
+        collate=lambda items: loader.collate_fn(*items),
+        sampler=own,
+        places=batch_size or 1,
+        is_ready=True,
+        in_order=field == "validation" or is_stream or isinstance(loader.sampler, SequentialSampler),
+        num_items=size,
+        size=size,
+        needed=steps,
+        is_endless=length is None or (isinstance(dataset, ItemStream) and dataset.is_endless),
     )
 
 

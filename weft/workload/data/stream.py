@@ -26,11 +26,13 @@ _NUM_TRIED = 4  # items that are drawn twice
 
 
 class ItemStream(Dataset[Any]):
-    """keep: items that are drawn before they are asked for, at most; those of a batch. is_endless: it has no length of
-    its own."""
+    """keep: items that are drawn before they are asked for, at most; those of a batch. again: one may be asked for
+    several times, before the next. is_endless: it has no length of its own."""
 
-    def __init__(self, dataset: Any, field: str, *, size: int, keep: int, is_endless: bool = False) -> None:
-        self.is_endless = is_endless
+    def __init__(
+        self, dataset: Any, field: str, *, size: int, keep: int, again: bool = False, is_endless: bool = False
+    ) -> None:
+        self.is_endless, self._again = is_endless, again
         self._dataset = dataset
         self._field = field
         self._size = size
@@ -62,7 +64,7 @@ class ItemStream(Dataset[Any]):
                 del self._kept[next(iter(self._kept))]
             coming = self._next
             self._kept[coming] = self._draw()
-        return self._kept.pop(number)
+        return self._kept[number] if self._again else self._kept.pop(number)
 
     def _draw(self) -> Any:
         at, number = divmod(self._next, self._size)
@@ -137,9 +139,15 @@ def has_state(dataset: Any) -> bool:
 
 
 def stream_of(
-    dataset: IterableDataset[Any], field: str, *, batch_size: int | None = None, steps: int | None = None
+    dataset: IterableDataset[Any],
+    field: str,
+    *,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    again: bool = False,
 ) -> ItemStream:
-    """steps: how long it must last where it has no length. Raises WorkloadError that names the field."""
+    """steps: how long it must last where it has no length. again: as of an ItemStream. Raises WorkloadError that names
+    the field."""
     length = _length(dataset)
     if length is None and (steps is None or batch_size is None or field != "train"):
         raise WorkloadError(
@@ -147,7 +155,7 @@ def stream_of(
             f"{', or job.steps' * (field == 'train')}"
         )
     size = length if length is not None else (steps or 0) * (batch_size or 0)
-    return ItemStream(dataset, field, size=size, keep=batch_size or 1, is_endless=length is None)
+    return ItemStream(dataset, field, size=size, keep=batch_size or 1, again=again, is_endless=length is None)
 
 
 def _length(dataset: Any) -> int | None:

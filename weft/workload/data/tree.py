@@ -164,6 +164,17 @@ def with_tensors(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -
     return build(skeleton, [function(tensor) for tensor in tensors])
 
 
+def part_of(skeleton: Skeleton, length: int, rows: slice) -> Skeleton:
+    """With these items of each list of so many numbers or strings: names, say, of a batch's samples."""
+    if isinstance(skeleton, (_Tensor, _Constant)):
+        return skeleton
+    parts = skeleton.children
+    if isinstance(skeleton, _Sequence) and skeleton.kind is list and len(parts) == length:
+        parts = parts[rows] if all(isinstance(each, _Constant) for each in parts) else parts
+    children: Any = tuple(part_of(each, length, rows) for each in parts)
+    return dataclasses.replace(skeleton, children=children)
+
+
 def _are_plain(parts: Sequence[Any]) -> bool:
     """Tensors alone, and each once."""
     for part in parts:
