@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
 import weft
 from weft.reference import loop as reference
-from weft.workers.snapshots.step_memory import LostAttributes, StepMemory
+from weft.workers.snapshots.step_memory import LostAttributes, StepMemory, lost_of_scheduler
+from weft.workload.workload import make_scheduler
 
 _ATTEMPT = runpy.run_path(str(Path(__file__).parents[1] / "lanes" / "test_attempt.py"))
 Turns, planned_workload = _ATTEMPT["Turns"], _ATTEMPT["planned_workload"]
@@ -192,3 +194,62 @@ def test_what_changes_inside_of_an_object_that_no_snapshot_has_is_told() -> None
         "Workload.model.0.both.0.of (a list)",
         "Workload.model.0.meter.of (a list)",
     ]
+
+
+turns = 0
+
+
+def by_a_global(step: int) -> float:
+    global turns
+    turns += 1
+    return 1 / turns
+
+
+class OfACall:
+    def __init__(self) -> None:
+        self.turns = 0
+
+    def __call__(self, step: int) -> float:
+        self.turns += 1
+        return 1 / self.turns
+
+    def rate(self, step: int) -> float:
+        return self(step)
+
+
+def around(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    turns = 0
+
+    def rate(step: int) -> float:
+        nonlocal turns
+        turns += 1
+        return 1 / turns
+
+    plain = lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+    return lr_scheduler.SequentialLR(optimizer, [plain, lr_scheduler.LambdaLR(optimizer, rate)], milestones=[1])
+
+
+def drawing(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    rates = iter(range(9))
+    return lr_scheduler.LambdaLR(optimizer, lambda step: next(rates))
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "lost"),
+    [
+        (lambda optimizer: lr_scheduler.LambdaLR(optimizer, by_a_global), ["lr_lambdas.0.globals.turns"]),
+        (around, ["_schedulers.1.lr_lambdas.0.around.turns"]),
+        (drawing, ["lr_lambdas.0.rates"]),
+        (lambda optimizer: lr_scheduler.LambdaLR(optimizer, OfACall().rate), ["lr_lambdas.0.turns"]),
+        (lambda optimizer: lr_scheduler.LambdaLR(optimizer, OfACall()), []),  # it is in the scheduler's state
+        (lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1)), []),
+        (lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=2), []),  # and then it raises
+        (lr_scheduler.ReduceLROnPlateau, []),
+    ],
+)
+def test_what_a_schedulers_functions_change_beside_its_state_is_told(
+    scheduler: Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler], lost: list[str]
+) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    found = lost_of_scheduler(make_scheduler(scheduler, optimizer))
+    assert found == [f"Workload.scheduler.{name}" for name in lost]

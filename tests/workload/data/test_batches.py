@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, TensorDataset
 
 from weft.plan.division import Part, divide
 from weft.plan.itinerary import Iteration, Itinerary
@@ -128,6 +128,36 @@ def test_a_sampler_that_would_tell_every_loader_something_else_is_refused() -> N
         r"and with strategy.loaders above 1 each loader asks it; let it draw by torch's generator alone",
     ):
         Batches(workload(sound, unseeded), seed=0).check_orders()
+
+
+class Counts(Draws):
+    epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        return iter(torch.randperm(64, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+
+class Once(Draws):
+    rows = iter(range(64))
+
+    def __iter__(self) -> Iterator[int]:
+        return self.rows
+
+
+@pytest.mark.parametrize(
+    ("sampler", "shifts"),
+    [
+        (Draws(), False),
+        (RandomSampler(range(64), replacement=True, generator=torch.Generator()), False),
+        (Draws(torch.Generator()), True),
+        (Counts(), True),
+        (Once(), True),
+    ],
+)
+def test_a_sampler_that_gives_another_order_when_it_is_asked_again_is_told(sampler: Any, shifts: bool) -> None:
+    batches = Batches(workload(DataLoader(pairs(64), sampler=sampler)), seed=0)
+    assert batches.shifting() == [f"Workload.train: its sampler, a {type(sampler).__name__}"] * shifts
 
 
 def test_data_that_one_process_draws_are_told_by_their_fields() -> None:

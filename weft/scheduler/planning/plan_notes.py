@@ -59,6 +59,7 @@ def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | No
             f"state: a step changes {_listed(inspection.lost_attributes)}, which no snapshot or checkpoint has, so it "
             "begins anew after a lost worker or a resume; keep numbers, text or tensors there, or in buffers"
         )
+    yield from _lost_beside_notes(inspection)
     replicas = spec.strategy.replica_list
     in_parts = len(replicas) > 1 or replicas[0].device != "cpu" or replicas[0].stages != 1
     bounded = spec.strategy.clip_norm is not None or spec.strategy.skip_nonfinite
@@ -176,6 +177,21 @@ def _state_note(inspection: Inspection) -> Iterator[str]:
         yield (
             f"buffers: forward of {_listed(carrying)} computes with what the forward before has left in a buffer, and "
             "each replica has buffers of its own; only one replica computes what the plain loop does"
+        )
+
+
+def _lost_beside_notes(inspection: Inspection) -> Iterator[str]:
+    if lost := inspection.lost_beside.get("scheduler"):
+        yield (
+            f"scheduler: its rates are asked of a function that changes {_listed(lost)}, which no snapshot or "
+            "checkpoint has: it begins anew after a lost worker or a resume, and where a worker updates several stages "
+            "it changes once for each; let the function go by the number of the step that it is given"
+        )
+    for sampler in inspection.lost_beside.get("sampler", ()):
+        yield (
+            f"data: {sampler}, gave two orders when it was asked twice for epoch 0, so samples come in another order "
+            "after a lost worker or a resume; let it draw by torch's generator alone, and know the epoch by a "
+            "set_epoch(e)"
         )
 
 

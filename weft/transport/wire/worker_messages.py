@@ -177,6 +177,7 @@ class _Facts(TypedDict):
     data_bytes: _Whole | None
     batch_modules: list[str]
     lost_attributes: NotRequired[list[str]]
+    lost_beside: NotRequired[dict[str, list[str]]]
     written: NotRequired[list[str]]
     keeps_elsewhere: NotRequired[bool]
     keeps_numbers: NotRequired[bool]

@@ -6,9 +6,15 @@ A step that leaves nothing may be run again in its place. Of one that leaves som
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from weft.workers.snapshots.attributes import TORCHS, Attributes, own_of
 from weft.workers.snapshots.remembered import GENERATORS, VALUES_AS_THEY_ARE, WITH_STORAGE
@@ -20,6 +26,7 @@ from weft.workload.workload import Workload
 
 # What is kept if it changes; and what a step calls, most often: of that nobody knows which part is memory.
 _APART = (*WITH_STORAGE, *GENERATORS, FunctionType, BuiltinFunctionType, MethodType, ModuleType, type)
+_NUM_STEPS = 3  # of a scheduler, to see what they change; arbitrary
 
 
 class StepMemory:
@@ -84,6 +91,36 @@ class LostAttributes:
                         looks[id(value)] = fingerprint(value, apart=self._known)
                     found[name, key] = value, looks[id(value)]
         return found
+
+
+def lost_of_scheduler(scheduler: LRScheduler | None) -> list[str]:
+    """What its functions change where its state does not have it, by name. It is stepped for that."""
+    if scheduler is None or isinstance(scheduler, ReduceLROnPlateau):
+        return []
+    search = VariableSearch(dict(_functions_of(scheduler, "Workload.scheduler")))
+    attributes = Attributes(search.variables)
+    places = {name: _place_of(each) for name, each in search.iterators.items()}
+    with contextlib.suppress(Exception):  # which is raised again where it trains
+        for _ in range(_NUM_STEPS):
+            scheduler.step()
+    kept = attributes.changed()
+    moved = [name for name, each in search.iterators.items() if places[name] is None or _place_of(each) != places[name]]
+    lost = [each.rpartition(" (")[0] for each in attributes.lost()]
+    return sorted({*(_name(holder, key) for holder in kept for key in kept[holder]), *lost, *moved})
+
+
+def _functions_of(scheduler: LRScheduler, name: str) -> Iterator[tuple[str, Any]]:
+    """Of an object that is called in their place its own attributes are in the state, and its class's are not."""
+    yield name, type(scheduler)
+    for key, value in vars(scheduler).items():
+        for number, each in enumerate(value if isinstance(value, (list, tuple)) else [value]):
+            place = f"{name}.{key}.{number}"
+            if isinstance(each, LRScheduler):
+                yield from _functions_of(each, place)
+            elif isinstance(each, (FunctionType, partial)) or (key != "optimizer" and isinstance(each, MethodType)):
+                yield place, each
+            elif callable(each) and not isinstance(each, torch.optim.Optimizer):
+                yield place, type(each)
 
 
 def _place_of(iterator: object) -> str | None:

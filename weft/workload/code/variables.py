@@ -63,7 +63,8 @@ def variables_of(workload: Workload) -> dict[str, Variables]:
 class VariableSearch:
     """What functions and classes refer to, from one to the other."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload | Mapping[str, Any]) -> None:
+        """Or what to begin with, by name."""
         self.variables: dict[str, Variables] = {}
         self.objects: list[object] = []  # whose attributes are among these
         self.iterators: dict[str, object] = {}  # by name; a file is none, most often one that is written
@@ -71,8 +72,8 @@ class VariableSearch:
         self._seen: dict[int, Any] = {}  # what was looked at, so that nothing else gets its id
         self._left: list[tuple[str, Any]] = []
         self._later: list[tuple[str, Any]] = []  # from MAX_PARTS on
-        for name in ("step", "loss", "validate", "on_epoch", "model"):
-            self._add(f"Workload.{name}", getattr(workload, name))
+        for name, value in _roots_of(workload) if isinstance(workload, Workload) else workload.items():
+            self._add(name, value)
         self._run()
 
     def _add(self, name: str, value: Any) -> None:
@@ -187,6 +188,11 @@ class VariableSearch:
                 self._add(f"{name}.{number}", value)
             elif type(value) not in _PLAIN and not isinstance(value, (*_KEPT_OTHERWISE, *_CODE)):
                 self._later.append((f"{name}.{number}", value))
+
+
+def _roots_of(workload: Workload) -> Iterator[tuple[str, Any]]:
+    for name in ("step", "loss", "validate", "on_epoch", "model"):
+        yield f"Workload.{name}", getattr(workload, name)
 
 
 def _stores_globals(code: CodeType) -> bool:

@@ -117,15 +117,19 @@ class Batches:
 
     def check_orders(self) -> None:
         """Raises WorkloadError for a sampler that would not tell every loader the same."""
-        for source in self.sources().values():
-            if source.sampler is None:
-                continue
-            if source.pass_as_drawn(0, self._seed) != source.pass_as_drawn(0, self._seed):
-                raise WorkloadError(
-                    f"Workload.{source.field}: its sampler, a {kind_of(source.sampler)}, gave two orders when it was "
-                    "asked twice for epoch 0, and with strategy.loaders above 1 each loader asks it; let it draw by "
-                    "torch's generator alone, or use loaders = 1"
-                )
+        for sampler in self.shifting():
+            raise WorkloadError(
+                f"{sampler}, gave two orders when it was asked twice for epoch 0, and with strategy.loaders above 1 "
+                "each loader asks it; let it draw by torch's generator alone, or use loaders = 1"
+            )
+
+    def shifting(self) -> list[str]:
+        """The samplers that give another order when they are asked again for an epoch, with the workload's field."""
+        return [
+            f"Workload.{source.field}: its sampler, a {kind_of(source.sampler)}"
+            for source in self.sources().values()
+            if source.sampler is not None and not source.keeps_its_order(self._seed)
+        ]
 
     def weight(self, iteration: Iteration, part: Part, batch: Any) -> float:
         """What a microbatch counts in its batch. batch: what has been loaded. Raises WorkloadError for what

@@ -131,6 +131,15 @@ class DataSource:
             return torch.arange(self.size)
         return torch.randperm(self.num_items, generator=torch.Generator().manual_seed(seed + number))[: self.size]
 
+    def keeps_its_order(self, seed: int) -> bool:
+        """Whether a sampler of the user's gives the same when it is asked again. torch's own go by the seed."""
+        if type(self.sampler).__module__.partition(".")[0] == "torch":
+            return True
+        first = self._as_drawn(0, seed)
+        with contextlib.suppress(WorkloadError):  # an iterator has nothing left
+            return bool(first == self._as_drawn(0, seed))
+        return False
+
     def _kept_order(self, number: int, seed: int) -> torch.Tensor:
         """A pass may be many epochs."""
         if number not in self._newest:
@@ -164,9 +173,8 @@ class DataSource:
         """How many samples of such a run count; 0 where it has but one, so that there is any."""
         return len(order) if self.batches is None else self.batches.count(order)
 
-    def pass_as_drawn(self, number: int, seed: int) -> Any:
-        """To compare with another drawing of it."""
-        order = self.order_of_pass(number, seed)
+    def _as_drawn(self, number: int, seed: int) -> list[Any]:
+        order = self._pass(number, seed)
         return order.tolist() if self.batches is None else self.batches.drawn(number)
 
     def _sampled(self, number: int, seed: int) -> torch.Tensor:
