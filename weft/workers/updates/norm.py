@@ -91,9 +91,14 @@ class DeviceNorm(Norm):
 
     def _found(self, iteration: Iteration) -> Bound:
         """In the arithmetic of the host's, to the bit."""
-        norm = self._written(self._device.put(self._memory.norms(iteration.step)), iteration).sum().sqrt()
+        norm = _root(self._written(self._device.put(self._memory.norms(iteration.step)), iteration).sum())
         scale: float | torch.Tensor = 1.0
         if self._clip_norm is not None:
             # A number over a tensor would be torch's reciprocal, times the number.
             scale = torch.full_like(norm, self._clip_norm).div(norm + CLIP_EPSILON).clamp(max=1.0)
         return Bound(norm, scale, found_inf=norm.isfinite().logical_not().float() if self._skips_nonfinite else None)
+
+
+def _root(squares: torch.Tensor) -> torch.Tensor:
+    """The nearest number, as a GPU's is. torch's own on a CPU is the one beside it now and then."""
+    return squares.new_tensor(math.sqrt(squares.item())) if squares.is_cpu else squares.sqrt()
