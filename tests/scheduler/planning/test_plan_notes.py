@@ -67,15 +67,20 @@ def test_a_line_says_what_a_step_changes_with_each_microbatch(
     assert list(plan_notes(spec_of(batch_size=8, microbatches=1, replicas=2), inspection, None)) == []  # one of each
 
 
-LOST = {"scheduler": ["Workload.rate.calls"], "sampler": ["Workload.train: its sampler, a Own"]}
+LOST = {
+    "scheduler": ["Workload.rate.calls"],
+    "optimizer": ["Workload.step.calls"],
+    "sampler": ["Workload.train: its sampler, a Own"],
+}
 
 
 def test_a_line_says_what_a_scheduler_or_a_sampler_forgets(
     inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts], spec_of: Callable[..., Any]
 ) -> None:
     inspection = dataclasses.replace(inspection_of([unit_of(0)]), lost_beside=LOST)
-    of_scheduler, of_sampler = plan_notes(spec_of(), inspection, None)
+    of_scheduler, of_optimizer, of_sampler = plan_notes(spec_of(), inspection, None)
     assert of_scheduler.startswith("scheduler: its rates are asked of a function that changes Workload.rate.calls, ")
+    assert of_optimizer.startswith("optimizer: its step, or a hook on it, changes Workload.step.calls, which no ")
     assert of_sampler.startswith("data: Workload.train: its sampler, a Own, gave two orders when it was asked twice ")
     assert list(plan_notes(spec_of(mode="forward"), inspection, None)) == []
 

@@ -16,7 +16,7 @@ from torch.optim import lr_scheduler
 
 import weft
 from weft.reference import loop as reference
-from weft.workers.snapshots.step_memory import LostAttributes, StepMemory, lost_of_scheduler
+from weft.workers.snapshots.step_memory import LostAttributes, LostVariables, StepMemory, lost_of_scheduler
 from weft.workload.workload import make_scheduler
 
 _ATTEMPT = runpy.run_path(str(Path(__file__).parents[1] / "lanes" / "test_attempt.py"))
@@ -253,3 +253,39 @@ def test_what_a_schedulers_functions_change_beside_its_state_is_told(
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     found = lost_of_scheduler(make_scheduler(scheduler, optimizer))
     assert found == [f"Workload.scheduler.{name}" for name in lost]
+
+
+class ByAGlobal(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        by_a_global(0)
+        return super().step(closure)
+
+
+class InItsGroup(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["turns"] = self.param_groups[0].get("turns", 0) + 1
+        return super().step(closure)
+
+
+def hooked(parameters: Any) -> torch.optim.Optimizer:
+    optimizer, count = torch.optim.SGD(parameters), OfACall()
+    optimizer.register_step_post_hook(lambda *_: setattr(count, "turns", count.turns + 1))
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "lost"),
+    [
+        (ByAGlobal, ["Workload.optimizer.step.globals.turns"]),
+        (hooked, ["Workload.optimizer._optimizer_step_post_hooks.0.count.turns"]),
+        (InItsGroup, []),
+        (torch.optim.AdamW, []),
+    ],
+)
+def test_what_an_optimizers_step_changes_beside_its_state_is_told(make: Any, lost: list[str]) -> None:
+    parameter = nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.ones(1)
+    optimizer = make([parameter])
+    variables = LostVariables.of_optimizer(optimizer)
+    optimizer.step()
+    assert variables.names() == lost

@@ -187,6 +187,12 @@ def _lost_beside_notes(inspection: Inspection) -> Iterator[str]:
             "checkpoint has: it begins anew after a lost worker or a resume, and where a worker updates several stages "
             "it changes once for each; let the function go by the number of the step that it is given"
         )
+    if lost := inspection.lost_beside.get("optimizer"):
+        yield (
+            f"optimizer: its step, or a hook on it, changes {_listed(lost)}, which no snapshot or checkpoint has: it "
+            "begins anew after a lost worker or a resume, and each process that updates has its own; keep numbers in "
+            "the optimizer's groups, and tensors in its state of each parameter"
+        )
     for sampler in inspection.lost_beside.get("sampler", ()):
         yield (
             f"data: {sampler}, gave two orders when it was asked twice for epoch 0, so samples come in another order "

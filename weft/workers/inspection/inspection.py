@@ -50,8 +50,8 @@ from weft.workers.inspection.sizes import (
 )
 from weft.workers.inspection.state_facts import parameter_facts
 from weft.workers.inspection.times import copy_bytes_per_second
-from weft.workers.inspection.update_times import GradientSample, unsaved, update_facts, update_times
-from weft.workers.snapshots.step_memory import LostAttributes, lost_of_scheduler
+from weft.workers.inspection.update_times import GradientSample, lost_beside, unsaved, update_facts, update_times
+from weft.workers.snapshots.step_memory import LostAttributes
 from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workload.aliases import aliases_of, check_aliases, referred_elsewhere
 from weft.workload.building import digests_of
@@ -331,7 +331,7 @@ def _inspected(
         **again,
         "unsaved": None if optimizer is None else unsaved(optimizer, scheduler, update),
         "copy_bytes_per_second": copy_bytes_per_second(torch.get_num_threads()),
-        "lost_beside": {"scheduler": lost_of_scheduler(scheduler), "sampler": batches.shifting()},  # they move on
+        "lost_beside": lost_beside(scheduler, update, batches.shifting()),  # last: they move on
     }
 
 

@@ -25,6 +25,7 @@ from weft.workers.devices.host import HostDevice
 from weft.workers.inspection.state_facts import optimizer_memory, sort_of
 from weft.workers.inspection.times import TIMED_RUNS, OtherMemory, repeated
 from weft.workers.snapshots.plain import why_not_plain
+from weft.workers.snapshots.step_memory import LostVariables, lost_of_scheduler
 from weft.workers.updates.optimizer_state import options
 from weft.workload.optimizer import hook_of, make_optimizer
 from weft.workload.randomness import generator_states
@@ -118,6 +119,7 @@ class UpdateTimes:
     optimizer: torch.optim.Optimizer  # has stepped, on the sample
     moves: bool  # whatever a step changes beside the parameters stands in `optimizer.state`
     hides: bool  # it changes what stands neither there nor among the options of its groups
+    lost: Sequence[str]  # names of variables that its functions change
     draws: bool  # from torch's generators, Python's or numpy's
     is_joint: bool  # what it makes of some parameters depends on which others it updates
 
@@ -170,6 +172,7 @@ def _measured(
     is_joint = _is_joint(workload, optimizer, sample, device)
     scale = sample.whole_per_part()
     generators = generator_states()
+    lost = LostVariables.of_optimizer(optimizer)
     with within(f"{step_place(optimizer)}, tried before training"):
         optimizer.step()  # makes the optimizer's state
     draws = generator_states() != generators
@@ -188,6 +191,7 @@ def _measured(
         moves=after == before,
         hides=after[-1] != before[-1],
         draws=draws,
+        lost=lost.names(),
         is_joint=is_joint,
     )
 
@@ -273,3 +277,9 @@ def unsaved(optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None, upd
     if scheduler is not None and (why := why_not_plain(scheduler.state_dict)):
         return f"the state of {type(scheduler).__name__} cannot be put back ({why})"
     return None
+
+
+def lost_beside(scheduler: LRScheduler | None, update: UpdateTimes | None, samplers: list[str]) -> dict[str, list[str]]:
+    """What no snapshot has. samplers: that give another order when they are asked again. The scheduler moves on."""
+    optimizer = [] if update is None else list(update.lost)
+    return {"scheduler": lost_of_scheduler(scheduler), "optimizer": optimizer, "sampler": samplers}

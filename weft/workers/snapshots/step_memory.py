@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -93,20 +93,41 @@ class LostAttributes:
         return found
 
 
+class LostVariables:
+    """What functions change from now on, of what neither an optimizer's state has nor a scheduler's."""
+
+    def __init__(self, functions: Mapping[str, Any]) -> None:
+        """By name; classes, too."""
+        search = VariableSearch(functions)
+        self._attributes = Attributes(search.variables)
+        self._iterators = [(name, each, _place_of(each)) for name, each in search.iterators.items()]
+
+    def names(self) -> list[str]:
+        kept, lost = self._attributes.changed(), self._attributes.lost()
+        changed = {_name(holder, key) for holder in kept for key in kept[holder]}
+        moved = {name for name, each, place in self._iterators if place is None or _place_of(each) != place}
+        return sorted({*changed, *(each.rpartition(" (")[0] for each in lost), *moved})
+
+    @classmethod
+    def of_optimizer(cls, optimizer: torch.optim.Optimizer) -> LostVariables:
+        """Of its class, and of hooks on its step."""
+        hooks = {
+            f"Workload.optimizer.{name}.{number}": hook
+            for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+            for number, hook in enumerate(getattr(optimizer, name, {}).values())
+        }
+        return cls({"Workload.optimizer": type(optimizer), **hooks})
+
+
 def lost_of_scheduler(scheduler: LRScheduler | None) -> list[str]:
     """What its functions change where its state does not have it, by name. It is stepped for that."""
     if scheduler is None or isinstance(scheduler, ReduceLROnPlateau):
         return []
-    search = VariableSearch(dict(_functions_of(scheduler, "Workload.scheduler")))
-    attributes = Attributes(search.variables)
-    places = {name: _place_of(each) for name, each in search.iterators.items()}
+    lost = LostVariables(dict(_functions_of(scheduler, "Workload.scheduler")))
     with contextlib.suppress(Exception):  # which is raised again where it trains
         for _ in range(_NUM_STEPS):
             scheduler.step()
-    kept = attributes.changed()
-    moved = [name for name, each in search.iterators.items() if places[name] is None or _place_of(each) != places[name]]
-    lost = [each.rpartition(" (")[0] for each in attributes.lost()]
-    return sorted({*(_name(holder, key) for holder in kept for key in kept[holder]), *lost, *moved})
+    return lost.names()
 
 
 def _functions_of(scheduler: LRScheduler, name: str) -> Iterator[tuple[str, Any]]:
