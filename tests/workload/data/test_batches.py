@@ -120,14 +120,14 @@ class Draws(Sampler[int]):
 
 def test_a_sampler_that_would_tell_every_loader_something_else_is_refused() -> None:
     sound = DataLoader(pairs(64), sampler=Draws())
-    Batches(workload(sound, sound), seed=0).check_orders()
+    Batches(workload(sound, sound), seed=0).check_sources(num_loaders=2)
     unseeded = DataLoader(pairs(64), sampler=Draws(torch.Generator()))
     with pytest.raises(
         WorkloadError,
         match=r"^Workload.validation: its sampler, a Draws, gave two orders when it was asked twice for epoch 0, "
         r"and with strategy.loaders above 1 each loader asks it; let it draw by torch's generator alone",
     ):
-        Batches(workload(sound, unseeded), seed=0).check_orders()
+        Batches(workload(sound, unseeded), seed=0).check_sources(num_loaders=2)
 
 
 class Counts(Draws):

@@ -166,9 +166,9 @@ def test_a_sampler_that_would_tell_every_loader_other_batches_is_refused() -> No
             self.batches = [*self.batches[1:], self.batches[0]]
             return super().__iter__()
 
-    batches(Made([2, 6, 4], shuffles=True)).check_orders()
+    batches(Made([2, 6, 4], shuffles=True)).check_sources(num_loaders=2)
     with pytest.raises(WorkloadError, match="its sampler, a Own, gave two orders when it was asked twice for epoch 0"):
-        batches(Own([2, 6, 4])).check_orders()
+        batches(Own([2, 6, 4])).check_sources(num_loaders=2)
 
 
 @pytest.mark.parametrize(

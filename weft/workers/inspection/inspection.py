@@ -255,10 +255,8 @@ def inspect(
     specs = specs or (spec,)
     batches = Batches.of_job(workload, spec.job)
     _check(workload, spec, batches)
-    batches.check_sources()
+    batches.check_sources(spec.strategy.loaders)
     digests = digests_of(workload.model)
-    if spec.strategy.loaders > 1:
-        batches.check_orders()
 
     def anew() -> dict[str, Any]:
         largest = sorted({largest_of_training(each, batches.num_train) for each in specs})

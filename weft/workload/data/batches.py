@@ -102,9 +102,10 @@ class Batches:
             self._orders[source.field] = iteration.epoch, order
         return order
 
-    def check_sources(self) -> None:
-        """Raises WorkloadError for a stream that would give other items to whoever goes on with the job, and for what a
-        batch_sampler gives: batches that are none, or not of the size that the job says."""
+    def check_sources(self, num_loaders: int = 1) -> None:
+        """Raises WorkloadError for a stream that would give other items to whoever goes on with the job, for what a
+        batch_sampler gives, batches that are none, or not of the size that the job says, and for a sampler that would
+        not tell every loader the same."""
         for source in self.sources().values():
             if isinstance(source.dataset, ItemStream):
                 source.dataset.check_begins_again()
@@ -114,10 +115,7 @@ class Batches:
                 source.order_of_pass(number, self._seed)
             if source.field == "train":
                 source.batches.check_size(0)
-
-    def check_orders(self) -> None:
-        """Raises WorkloadError for a sampler that would not tell every loader the same."""
-        for sampler in self.shifting():
+        for sampler in self.shifting() if num_loaders > 1 else ():
             raise WorkloadError(
                 f"{sampler}, gave two orders when it was asked twice for epoch 0, and with strategy.loaders above 1 "
                 "each loader asks it; let it draw by torch's generator alone, or use loaders = 1"
