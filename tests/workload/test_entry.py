@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from weft.spec.job_spec import JobSpec
-from weft.workload.entry import LOADED_BEFORE, RELATIVE_IMPORT, files_of_job, foreign_modules, load_workload, unload
+from weft.workload.entry import LOADED_BEFORE, files_of_job, foreign_modules, load_workload, unload
 from weft.workload.faults import fault_of
 from weft.workload.workload import Workload, WorkloadError
 
@@ -229,13 +229,46 @@ def test_an_entry_file_that_fails_to_import_leaves_no_module_behind(write: Write
 
 
 @pytest.mark.parametrize("begin", ["", "def workload():\n    "])
-def test_a_relative_import_is_told_with_the_names_that_a_jobs_file_can_import(
-    write: Write, tmp_path: Path, begin: str
+@pytest.mark.parametrize(
+    ("where", "line", "home", "command"),
+    [
+        ("pkg", "from .net import Net", "", "weft run pkg.job:workload"),
+        ("pkg", "from pkg.net import Net", "", "weft run pkg.job:workload"),
+        ("pkg/deep", "from ..net import Net", "", "weft run pkg.deep.job:workload"),
+        ("pkg/deep", "import pkg.net", "", "weft run pkg.deep.job:workload"),
+        ("pkg/deep", "import beside", "", "weft run pkg.deep.job:workload"),
+        ("pkg/no-name", "import beside", "", 'entry = "pkg/no-name/job.py:workload"'),
+        ("other/pkg", "from pkg.net import Net", "other", "weft run pkg.job:workload"),
+    ],
+)
+def test_an_import_that_needs_another_directory_is_told_with_the_command_for_it(
+    tmp_path: Path, begin: str, where: str, line: str, home: str, command: str
 ) -> None:
-    (tmp_path / "net.py").touch()
+    place = tmp_path / where
+    place.mkdir(parents=True)
+    (tmp_path / "pkg").mkdir(exist_ok=True)
+    for folder in ("pkg", "pkg/deep"):
+        if (tmp_path / folder).is_dir() and where.startswith("pkg"):
+            (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "beside.py").touch()
+    (place / "job.py").write_text(f"workload = 0\n{begin}{line}")
+    job = {"entry": "job.py:workload", "epochs": 1, "batch_size": 4}
     with pytest.raises(ImportError) as caught:
-        load_workload(write(f"workload = 0\n{begin}from .net import Net"))
-    assert fault_of(caught.value).message.endswith(f"parent package\n{RELATIVE_IMPORT.format(directory=tmp_path)}\n")
+        load_workload(JobSpec.model_validate({"job": job, "directory": str(place)}))
+    (note,) = caught.value.__notes__
+    assert f"directory be {tmp_path / home}: " in note
+    assert command in note
+
+
+@pytest.mark.parametrize("line", ["import weft_no_such_module", "from weft import no_such_name", "import data"])
+def test_an_import_that_fails_for_another_reason_has_no_such_advice(tmp_path: Path, line: str) -> None:
+    (place := tmp_path / "jobs").mkdir()
+    (tmp_path / "data").mkdir()  # a folder that is no package, and that the job's file is not in
+    (place / "job.py").write_text(f"workload = 0\n{line}")
+    job = {"entry": "job.py:workload", "epochs": 1, "batch_size": 4}
+    with pytest.raises(ImportError) as caught:
+        load_workload(JobSpec.model_validate({"job": job, "directory": str(place)}))
+    assert not hasattr(caught.value, "__notes__")
 
 
 @pytest.mark.parametrize(

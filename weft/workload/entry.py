@@ -27,6 +27,7 @@ from weft.spec.source import ENTRY_MODULE
 from weft.workload.building import NeedsValuesError, Sink, numbered
 from weft.workload.code.installed import is_installed
 from weft.workload.code.own_classes import forget_modules, note_modules
+from weft.workload.code.packages import import_remedy
 from weft.workload.code.torchs_own import put_back
 from weft.workload.compiling.compiled import compile_units
 from weft.workload.entry_names import check_named, not_named
@@ -40,12 +41,6 @@ from weft.workload.workload import STOP, Workload, WorkloadError, kind_of
 LOADED_BEFORE = (
     "The same file has run in this process before, without this error: Weft runs a job's file, and calls its function, "
     "several times in a process. Where the error comes of that, let what can be done but once look whether it is done"
-)
-RELATIVE_IMPORT = (
-    "Weft runs a job's file as `python FILE` does, and the job's directory is {directory}, so the file is of no "
-    "package. Write `from MODULE import`, or let that be the directory which has the package in it: `weft run "
-    "PACKAGE.MODULE:FUNCTION`, called there, has it so, `weft init` with the same writes such a job file, a job file "
-    'says it by `directory = "..."` above its tables, and weft.run does so with one imported from a package'
 )
 _CALLED_WITH = {
     "optimizer": ("parameters",),
@@ -81,7 +76,7 @@ def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
     check_named(spec.entry_file, spec.entry_function)
     _own_argv[:] = _own_argv or [sys.argv]
     sys.argv = [str(spec.entry_file)]
-    with _import_settings(spec.directory), numbered(sink):
+    with _import_settings(spec), numbered(sink):
         seed_all(spec.job.seed)
         with _once_more("file", spec):
             module = _import_entry(spec.entry_file, _package_of(spec))
@@ -149,21 +144,21 @@ def _module_name(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _import_settings(directory: str) -> Iterator[None]:
+def _import_settings(spec: JobSpec) -> Iterator[None]:
     # Bytecode is matched to its source by second and size, so an edit within one second could pass unseen: write none.
     writes_nothing, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    sys.path.insert(0, directory)
+    sys.path.insert(0, spec.directory)
     importlib.invalidate_caches()
     try:
         yield
     except ImportError as error:
-        if "no known parent package" in str(error):
-            error.add_note(RELATIVE_IMPORT.format(directory=directory))
+        if remedy := import_remedy(error, spec.entry_file, spec.entry_function, spec.directory):
+            error.add_note(remedy)
         raise
     finally:
         sys.dont_write_bytecode = writes_nothing
         with contextlib.suppress(ValueError):  # the user's code may have taken it away
-            sys.path.remove(directory)
+            sys.path.remove(spec.directory)
 
 
 @contextlib.contextmanager
