@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from weft.metrics.recording.step_log import read_step_log
+from weft.reference.lines import ReferenceLines
 from weft.reference.loop import ReferenceResult, train
 from weft.reference.run import run_reference
 from weft.spec.job_spec import CheckpointSection, JobSpec, Strategy
@@ -267,12 +269,41 @@ def test_an_error_in_a_step_says_where_it_was(run: Run) -> None:
     assert caught.value.__notes__ == ["weft: in Workload.step"]
 
 
-def test_a_reference_run_writes_what_each_step_reports(spec: Callable[..., JobSpec], tmp_path: Path) -> None:
-    result = run_reference(spec(held_out=4), threads=1, runs_dir=tmp_path / "runs")
+def test_a_reference_run_writes_the_lines_that_a_job_writes(spec: Callable[..., JobSpec], tmp_path: Path) -> None:
+    """They had neither epochs nor validations, and what a step tells stood under other names."""
+    told = ", on_epoch=lambda values: {'f1': values['epoch'] + 0.5}, epoch_metrics=['f1']"
+    result = run_reference(spec(told, held_out=4, epochs=2), threads=1, runs_dir=tmp_path / "runs")
     assert result["state"] == "completed"
-    lines = Path(result["run_dir"], "metrics.jsonl").read_text().splitlines()
-    assert [list(json.loads(line)) for line in lines] == [["step", "loss", "output", "samples"]] * 3
-    assert list(result["validation"]) == ["loss", "output", "samples"]
+    log = read_step_log(path := Path(result["run_dir"], "metrics.jsonl"))
+    steps = len(log.steps) // 2
+    assert [(each.step, each.epoch) for each in log.steps] == [(n + 1, n // steps) for n in range(2 * steps)]
+    assert all(list(each.measured) == ["output", "samples"] and each.lr and each.samples for each in log.steps)
+    assert log.steps[-1].loss == result["loss"]
+    assert [(each.step, each.epoch) for each in log.validations] == [(steps, 0), (2 * steps, 1)]
+    assert log.validations[-1].values == result["validation"]
+    assert result["validation"]["f1"] == 1.5
+    kinds = [next((kind for kind in ("validation", "on_epoch") if kind in line), "step") for line in _lines(path)]
+    assert kinds == [*["step"] * steps, "validation", "on_epoch"] * 2
+
+
+def test_a_reference_run_that_fails_leaves_the_lines_of_the_steps_before(
+    spec: Callable[..., JobSpec], tmp_path: Path
+) -> None:
+    told = ", on_epoch=lambda values: 1 / 0"
+    result = run_reference(spec(told, epochs=2), threads=1, runs_dir=tmp_path / "runs")
+    assert result["exception"] == "ZeroDivisionError"
+    lines = _lines(Path(result["run_dir"], "metrics.jsonl"))
+    assert [line["step"] for line in lines] == [1, 2, 3]
+
+
+def test_a_number_that_is_not_finite_is_null_in_the_lines_of_a_reference_run() -> None:
+    taken: list[dict[str, Any]] = []
+    ReferenceLines(taken.append).step(1, 0, 4, {"loss": float("nan"), "own": float("inf")}, None)
+    assert (taken[0]["loss"], taken[0]["measured"]) == (None, {"loss": None, "own": None})
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_a_reference_run_tells_where_the_best_weights_are(spec: Callable[..., JobSpec], tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ import torch
 
 from weft.plan.division import divide
 from weft.reference.data import Batch, Data, Microbatch, split
+from weft.reference.lines import LineFunction, ReferenceLines
 from weft.reference.passes import Seed, modules_of, passes_of
 from weft.reference.replicas import Replicas
 from weft.reference.update import Update, UpdateRecord
@@ -64,11 +65,13 @@ def train(
     *,
     threads: int = 1,
     on_step: StepFunction | None = None,
+    on_line: LineFunction | None = None,
     shares: SharesFunction | None = None,
     device: str = "cpu",
     compiled: Path | None = None,
 ) -> ReferenceResult:
-    """Runs the job in this process; `on_step` is called with (step, loss) after each step.
+    """Runs the job in this process; `on_step` is called with (step, loss) after each step, and `on_line` with each
+    line of metrics.jsonl.
 
     shares: the replicas' shares of a step's batch, for a job whose shares changed as it ran; unset, the strategy's.
     device: what computes, such as "cuda:0"; all replicas do on the same.
@@ -84,7 +87,7 @@ def train(
     try:
         given = shares or (lambda step: spec.strategy.division[0])
         with compiling(compiled) if spec.strategy.compile else contextlib.nullcontext():
-            return _Loop(spec, load_workload(spec), given, torch.device(device)).run(on_step)
+            return _Loop(spec, load_workload(spec), given, torch.device(device)).run(on_step, ReferenceLines(on_line))
     finally:
         torch.set_num_threads(threads_before)
         unload(spec, modules_before)
@@ -128,7 +131,7 @@ class _Loop:
         self._stopped: str | None = None
         self._best: dict[str, torch.Tensor] | None = None
 
-    def run(self, on_step: StepFunction | None) -> ReferenceResult:
+    def run(self, on_step: StepFunction | None, lines: ReferenceLines) -> ReferenceResult:
         losses: list[float] = []
         validations: list[dict[str, float]] = []
         steps = self._job.steps or (self._job.epochs or 0) * self._steps_per_epoch
@@ -138,6 +141,8 @@ class _Loop:
             enter_mode(self._workload.model, self._trains)
             for number, indices in enumerate(self._batches_of_epoch(epoch)[: steps - len(losses)]):
                 losses.append(self._run_batch(len(losses), indices))
+                means = self._measured[-1] if self._measured else {"loss": losses[-1]}
+                lines.step(len(losses), epoch, len(indices), means, self._update.record if self._update else None)
                 if on_step is not None:
                     on_step(len(losses) - 1, losses[-1])
                 self._training.step(losses[-1], len(indices), begins_epoch=number == 0, now=time.monotonic())
@@ -150,7 +155,9 @@ class _Loop:
                     validations.append(self._validate(len(losses), epoch, self._held_out))
                 validated = validations[-1] if self._held_out is not None else {}
                 answer = self._ask(epoch, len(losses), validated)
-                if own := {name: value for name, value in answer.values.items() if value is not None}:
+                own = {name: value for name, value in answer.values.items() if value is not None}
+                lines.epoch(len(losses), epoch, validated, own)
+                if own:
                     validations[len(validations) - bool(validated) :] = [validated | own]
                 values = {**validated, **answer.values}
                 stop = self._training.validated(epoch, values) if values else None

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weft.spec.job_spec import JobSpec
 from weft.spec.presets import AUTO
@@ -49,11 +49,13 @@ def run_reference(spec: JobSpec, *, threads: int, runs_dir: Path, compiled: Path
     run_dir = _new_directory(runs_dir, f"{spec.entry_file.stem}-reference")
     result: Message = {"job": run_dir.name, "run_dir": str(run_dir), "model": None, "validation": {}}
     start, told = time.monotonic(), _Steps()
+    lines: list[dict[str, Any]] = []
     try:
-        trained = reference.train(spec, threads=threads, on_step=told, compiled=compiled)
+        trained = reference.train(spec, threads=threads, on_step=told, on_line=lines.append, compiled=compiled)
     except (Exception, SystemExit) as error:  # whatever the user's code raises
         fault = fault_of(error)
         print(fault.message, file=sys.stderr)
+        _write_lines(run_dir, lines)
         steps, loss = 0, None
         result |= {
             "state": "failed",
@@ -64,7 +66,8 @@ def run_reference(spec: JobSpec, *, threads: int, runs_dir: Path, compiled: Path
         }
     else:
         steps, loss = len(trained.losses), trained.losses[-1]
-        model, best = _write_run(run_dir, trained)
+        _write_lines(run_dir, lines)
+        model, best = _write_weights(run_dir, trained)
         validation = trained.validations[-1] if trained.validations else {}
         result |= {"state": "completed", "reason": None, "model": str(model), "validation": validation}
         result |= {"best": best and str(best), "error": None, "exit_code": 0}
@@ -91,13 +94,15 @@ def _new_directory(runs_dir: Path, name: str) -> Path:
     raise FileExistsError(f"{runs_dir}: {MAX_RUNS_OF_ONE_NAME} runs called {name}; remove some, or give --runs-dir")
 
 
-def _write_run(run_dir: Path, trained: ReferenceResult) -> tuple[Path, Path | None]:
-    """The files of the trained weights and of the best, where the job keeps them."""
-    metrics, model = run_dir / "metrics.jsonl", run_dir / "model.safetensors"
+def _write_lines(run_dir: Path, lines: list[dict[str, Any]]) -> None:
+    metrics = run_dir / "metrics.jsonl"
     with _writing(metrics), open(metrics, "w", encoding="utf-8") as file:
-        measured = trained.measured or [{"loss": loss} for loss in trained.losses]
-        for step, values in enumerate(measured, start=1):
-            file.write(json.dumps({"step": step, **values}) + "\n")
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def _write_weights(run_dir: Path, trained: ReferenceResult) -> tuple[Path, Path | None]:
+    """The files of the trained weights and of the best, where the job keeps them."""
+    model = run_dir / "model.safetensors"
     _save(trained.state, model)
     if trained.best is None:
         return model, None
