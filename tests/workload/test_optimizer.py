@@ -17,6 +17,7 @@ from weft.workload.optimizer import (
     make_optimizer,
     note_sparse,
     tensors_by_place,
+    without_closure,
 )
 from weft.workload.workload import WorkloadError
 
@@ -240,13 +241,47 @@ def test_without_parameters_there_is_no_optimizer() -> None:
     [
         (lambda given: "adam", "Workload.optimizer returned str; it must return a torch.optim.Optimizer"),
         (lambda given: torch.optim.LBFGS(given), "LBFGS.*use an optimizer whose step needs no closure"),
+        (lambda given: OwnClosure(given, lr=1), "OwnClosure.*use an optimizer whose step needs no closure"),
         (lambda given: torch.optim.SGD([*given, *parameters()]), "of other parameters.*build it on its argument"),
     ],
-    ids=["no optimizer", "closure", "other parameters"],
+    ids=["no optimizer", "closure", "closure of its own", "other parameters"],
 )
 def test_a_factory_that_cannot_be_used_is_refused_by_name_with_a_remedy(build: Callable[..., Any], text: str) -> None:
     with pytest.raises(WorkloadError, match=text):
         make_optimizer(build, parameters())
+
+
+class OwnClosure(torch.optim.SGD):
+    def step(self, closure: Any) -> Any:  # type: ignore[override]  # as in loops that hand it one
+        return closure()
+
+
+def _asserted(closure: Any = None) -> None:
+    assert closure is not None, "Sharpness Aware Minimization requires closure, but it was not provided"
+
+
+def _called(closure: Any = None) -> None:
+    closure()
+
+
+def _other(closure: Any = None) -> None:
+    raise ValueError("no such state")
+
+
+@pytest.mark.parametrize("step", [_asserted, _called])
+def test_a_step_that_fails_for_want_of_a_closure_is_refused_as_lbfgs_is(step: Callable[..., None]) -> None:
+    optimizer = torch.optim.SGD(parameters(), lr=0.1)
+    optimizer.step = step  # type: ignore[method-assign]  # as a class of its own has it
+    with pytest.raises(WorkloadError, match=r"SGD.*use an optimizer whose step needs no closure"):  # noqa: SIM117
+        with without_closure(optimizer):
+            optimizer.step()
+
+
+def test_what_else_a_step_raises_passes_unchanged() -> None:
+    optimizer = torch.optim.SGD(parameters(), lr=0.1)
+    optimizer.step = _other  # type: ignore[method-assign]  # as a class of its own has it
+    with pytest.raises(ValueError, match="no such state"), without_closure(optimizer):
+        optimizer.step()
 
 
 def test_what_the_factory_raises_passes_unchanged() -> None:

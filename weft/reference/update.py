@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from weft.plan.error_places import step_place, within
 from weft.spec.job_spec import Strategy
-from weft.workload.optimizer import learning_rate_of, make_optimizer, nothing_to_train
+from weft.workload.optimizer import learning_rate_of, make_optimizer, nothing_to_train, without_closure
 from weft.workload.workload import Workload, WorkloadError, make_scheduler, metric_of, steps_scheduler
 
 
@@ -56,7 +56,7 @@ class Update:
             if self._clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
             self._seed(step)
-            with within(step_place(self._optimizer)):
+            with without_closure(self._optimizer), within(step_place(self._optimizer)):
                 self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         steps = self.metric is None and steps_scheduler(self._workload, ends_epoch=ends_epoch)

@@ -7,9 +7,11 @@ worker) builds it here: the choice depends on the model's parameters and on the 
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import inspect
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -184,11 +186,8 @@ def _check(optimizer: object, given: list[nn.Parameter]) -> None:
             f"Workload.optimizer returned {kind_of(optimizer)}; it must return a torch.optim.Optimizer, "
             "for example lambda parameters: torch.optim.Adam(parameters, lr=1e-3)"
         )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise WorkloadError(
-            "Workload.optimizer returned LBFGS, which runs the model again within one step; "
-            "use an optimizer whose step needs no closure, for example torch.optim.Adam"
-        )
+    if isinstance(optimizer, torch.optim.LBFGS) or _has_to_have_closure(optimizer):
+        raise _needs_closure(optimizer)
     known = {id(parameter) for parameter in given}
     if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
         raise WorkloadError(
@@ -196,6 +195,38 @@ def _check(optimizer: object, given: list[nn.Parameter]) -> None:
             "build it on its argument, the parameters of Workload.model as this process has it (a loss with parameters "
             "that are trained is a part of the model, and Workload.step calls it)"
         )
+
+
+@contextlib.contextmanager
+def without_closure(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Around the first calls of its step. Raises WorkloadError in the place of what a step raises for want of a
+    closure (SAM, and what is written as it is, asserts that there is one)."""
+    try:
+        yield
+    except Exception as error:
+        calls_none = "'NoneType' object is not callable" in str(error) and "closure" in _arguments_of_step(optimizer)
+        if "closure" in str(error).lower() or calls_none:
+            raise _needs_closure(optimizer) from error
+        raise
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> WorkloadError:
+    return WorkloadError(
+        f"Workload.optimizer returned {type(optimizer).__name__}, which runs the model again within one step; "
+        "use an optimizer whose step needs no closure, for example torch.optim.Adam"
+    )
+
+
+def _has_to_have_closure(optimizer: torch.optim.Optimizer) -> bool:
+    argument = _arguments_of_step(optimizer).get("closure")
+    return argument is not None and argument.default is argument.empty
+
+
+def _arguments_of_step(optimizer: torch.optim.Optimizer) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(optimizer.step).parameters
+    except (TypeError, ValueError):  # of a callable that tells nothing
+        return {}
 
 
 def _can_fuse(group: dict[str, Any]) -> bool:

@@ -27,7 +27,7 @@ from weft.workers.inspection.times import TIMED_RUNS, OtherMemory, repeated
 from weft.workers.snapshots.plain import why_not_plain
 from weft.workers.snapshots.step_memory import LostVariables, lost_of_scheduler
 from weft.workers.updates.optimizer_state import options
-from weft.workload.optimizer import hook_of, make_optimizer
+from weft.workload.optimizer import hook_of, make_optimizer, without_closure
 from weft.workload.randomness import generator_states
 from weft.workload.workload import Workload
 
@@ -173,7 +173,7 @@ def _measured(
     scale = sample.whole_per_part()
     generators = generator_states()
     lost = LostVariables.of_optimizer(optimizer)
-    with within(f"{step_place(optimizer)}, tried before training"):
+    with without_closure(optimizer), within(f"{step_place(optimizer)}, tried before training"):
         optimizer.step()  # makes the optimizer's state
     draws = generator_states() != generators
     before = optimizer_memory(optimizer)
