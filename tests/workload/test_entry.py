@@ -260,6 +260,27 @@ def test_an_import_that_needs_another_directory_is_told_with_the_command_for_it(
     assert command in note
 
 
+PICKLED = """
+import pickle
+class Vocabulary: pass
+assert pickle.loads(b"c__main__\\nVocabulary\\n.") is Vocabulary
+def workload():
+    import __main__
+    assert pickle.loads(b"c__main__\\nVocabulary\\n.") is Vocabulary
+    assert getattr(__main__, "__path__", None) is getattr(__main__, "no_such_name", None) is None
+    return made()
+"""
+
+
+def test_what_a_script_has_pickled_as_its_own_is_the_files_until_it_is_unloaded(write: Write) -> None:
+    """A model that `torch.save` had written whole could not be loaded: the worker's own `__main__` was asked."""
+    spec = write(SOURCE.replace("def workload", "def made") + PICKLED)
+    for _ in range(2):
+        load_workload(spec)
+        unload(spec, ())
+        assert not hasattr(sys.modules["__main__"], "Vocabulary")
+
+
 @pytest.mark.parametrize("line", ["import weft_no_such_module", "from weft import no_such_name", "import data"])
 def test_an_import_that_fails_for_another_reason_has_no_such_advice(tmp_path: Path, line: str) -> None:
     (place := tmp_path / "jobs").mkdir()

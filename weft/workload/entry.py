@@ -26,6 +26,7 @@ from weft.spec.presets import AUTO
 from weft.spec.source import ENTRY_MODULE
 from weft.workload.building import NeedsValuesError, Sink, numbered
 from weft.workload.code.installed import is_installed
+from weft.workload.code.main_module import look_in, look_nowhere
 from weft.workload.code.own_classes import forget_modules, note_modules
 from weft.workload.code.packages import import_remedy
 from weft.workload.code.torchs_own import put_back
@@ -65,7 +66,7 @@ def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
     says or the Workload is not complete. What the user's code raises passes unchanged.
 
     Until `unload`, `sys.argv` is the file alone, as in `python FILE`: a parser of arguments at its top would end the
-    process over a worker's, or over those of `weft run`.
+    process over a worker's, or over those of `weft run`. What a pickle has as `__main__`'s is the file's, too.
 
     With a sink the parameters in it have no values, and NeedsValuesError is raised where the function asks for these.
     """
@@ -76,6 +77,7 @@ def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
     check_named(spec.entry_file, spec.entry_function)
     _own_argv[:] = _own_argv or [sys.argv]
     sys.argv = [str(spec.entry_file)]
+    look_in(_module_name(spec.entry_file))
     with _import_settings(spec), numbered(sink):
         seed_all(spec.job.seed)
         with _once_more("file", spec):
@@ -107,6 +109,7 @@ def unload(spec: JobSpec, before: Collection[str]) -> None:
     before: names of the modules, `set(sys.modules)`, that were there before the job; those stay.
     """
     put_back()
+    look_nowhere()
     forget_modules()
     if _own_argv:
         sys.argv = _own_argv.pop()
