@@ -33,6 +33,23 @@ def test_a_follower_in_a_pipe_writes_lines_and_leaves_the_log_unchanged() -> Non
     assert progress.getvalue() == progress_line(PROGRESS) + "\n"
 
 
+class Tee:
+    """As scripts have it in the place of a stream."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+
+def test_a_follower_takes_a_stream_that_has_no_more_than_a_write() -> None:
+    """weft.run raised AttributeError in a script whose sys.stderr was such a one, and cancelled the job."""
+    tee: Any = Tee()
+    assert follow(events({"log": "a\n", "offset": 2}, {"progress": PROGRESS}), tee, tee) == RESULT
+    assert tee.text == f"a\n{progress_line(PROGRESS)}\n"
+
+
 @pytest.fixture
 def _on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")

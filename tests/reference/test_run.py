@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,6 +39,22 @@ def test_a_disk_that_takes_no_more_is_told_with_the_file_and_the_remedy(tmp_path
         _write_lines(tmp_path, [{"step": 1}]) if name == "metrics.jsonl" else _write_weights(tmp_path, trained)
     assert str(told.value).startswith(str(tmp_path / name))
     assert told.value.strerror is None
+
+
+def test_what_a_job_puts_in_the_place_of_the_streams_is_not_there_when_it_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result was printed there: into the job's file, or with an AttributeError where it is no whole stream."""
+    streams = sys.stdout, sys.stderr
+
+    def train(spec: JobSpec, **_: object) -> ReferenceResult:
+        sys.stdout = sys.stderr = io.StringIO()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(loop, "train", train)
+    job = {"entry": "a.py:workload", "steps": 1, "batch_size": 1}
+    run_reference(JobSpec.parse({"job": job, "directory": str(tmp_path)}), threads=1, runs_dir=tmp_path)
+    assert (sys.stdout, sys.stderr) == streams
 
 
 @pytest.mark.parametrize(("ends", "told"), [((100.0, 101.0, 102.0, 152.0, 153.0), 1.0), ((100.0,), None)])

@@ -6,8 +6,9 @@ text of full width. Nothing that comes from a job is read as markup.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 
@@ -23,8 +24,29 @@ class _Console(Console):
         raise
 
 
+class _Written(io.TextIOBase):
+    """On what a script has put in the place of a stream, and which may have no more than `write`."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        if hasattr(self._stream, "flush"):
+            self._stream.flush()
+
+
+def whole_stream(stream: TextIO) -> TextIO:
+    """The same where it has all that is asked of a stream here; else one on it, that is no terminal."""
+    return stream if hasattr(stream, "isatty") and hasattr(stream, "flush") else cast("TextIO", _Written(stream))
+
+
 def make_console(stream: TextIO) -> Console:
     """A console on the stream: a terminal's features only on a terminal. Errors: those of the stream."""
+    stream = whole_stream(stream)
     terminal = stream.isatty()
     return _Console(
         file=stream,

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from weft.client.console import make_console, metrics, progress_line, reported
+from weft.client.console import make_console, metrics, progress_line, reported, whole_stream
 from weft.quantities import duration, number, percent
 from weft.transport.wire.frames import Message
 
@@ -33,7 +33,7 @@ def follow(events: Iterable[Message], log: TextIO, progress: TextIO | None = Non
     result: Message = {}
     validation: Message | None = None
     told_last = ""
-    with _view(log, progress or sys.stderr) as view:
+    with _view(whole_stream(log), whole_stream(progress or sys.stderr)) as view:
         for event in events:
             if "log" in event:
                 view.write(event["log"])

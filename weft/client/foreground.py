@@ -49,7 +49,9 @@ def _cancel(client: Client, job: str) -> None:
 def _stderr() -> Iterator[TextIO]:
     """Nowhere, in a process that was started without one."""
     if sys.stderr is not None:
-        yield sys.stderr
+        from weft.client.console import whole_stream
+
+        yield whole_stream(sys.stderr)
         return
     with open(os.devnull, "w") as nowhere:
         yield nowhere

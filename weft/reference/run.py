@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from weft.spec.job_spec import JobSpec
 from weft.spec.presets import AUTO
@@ -48,10 +48,11 @@ def run_reference(spec: JobSpec, *, threads: int, runs_dir: Path, compiled: Path
         print(_NOTHING_MEASURED, file=sys.stderr)
     run_dir = _new_directory(runs_dir, f"{spec.entry_file.stem}-reference")
     result: Message = {"job": run_dir.name, "run_dir": str(run_dir), "model": None, "validation": {}}
-    start, told = time.monotonic(), _Steps()
+    start, told = time.monotonic(), _Steps(sys.stderr)
     lines: list[dict[str, Any]] = []
     try:
-        trained = reference.train(spec, threads=threads, on_step=told, on_line=lines.append, compiled=compiled)
+        with _own_streams():
+            trained = reference.train(spec, threads=threads, on_step=told, on_line=lines.append, compiled=compiled)
     except (Exception, SystemExit) as error:  # whatever the user's code raises
         fault = fault_of(error)
         print(fault.message, file=sys.stderr)
@@ -130,10 +131,21 @@ def _writing(path: Path) -> Iterator[None]:
         raise OSError(f"{path} cannot be written: {why}; make room, or give another --runs-dir") from error
 
 
+@contextmanager
+def _own_streams() -> Iterator[None]:
+    """What the job's code puts in their place is its own for as long as it runs."""
+    streams = sys.stdout, sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+
+
 class _Steps:
     """Called with (step, loss) after each update: stamps the newest of them, and prints at most once a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, shown: TextIO) -> None:
+        self._shown = shown
         self._ends: deque[float] = deque(maxlen=STEPS_OF_MEDIAN + 1)
         self._printed_at = time.monotonic()
 
@@ -142,7 +154,7 @@ class _Steps:
         self._ends.append(now)
         if now - self._printed_at >= REPORT_SECONDS:
             self._printed_at = now
-            print(f"step {step + 1}  loss {loss:.4g}", file=sys.stderr, flush=True)
+            print(f"step {step + 1}  loss {loss:.4g}", file=self._shown, flush=True)
 
     def median_seconds(self) -> float | None:
         """Of a step, from the end of the one before; None of a single one, which has imports and caches in it."""
