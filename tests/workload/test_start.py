@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,32 @@ def test_values_of_another_model_are_refused_by_name(
     start = {name: value for name, value in {**values, **change}.items() if value is not None}
     with pytest.raises(WorkloadError, match="Workload.start.* " + text):
         begin(workload(made(), start), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kept", "told"),
+    [
+        (lambda values: {"epoch": 3, "state_dict": values, "optimizer": {"state": {}}}, ": start['state_dict']"),
+        (lambda values: {"net": {f"module.{name}": value for name, value in values.items()}}, ": start['net']"),
+        (
+            lambda values: {f"module.{name}": value for name, value in values.items()},
+            ": {name.removeprefix('module.'): value for name, value in start.items() if name.startswith('module.')}",
+        ),
+        (
+            lambda values: {"loss.weight": values["1.bias"], **{f"a.{name}": value for name, value in values.items()}},
+            ": {name.removeprefix('a.'): value for name, value in start.items() if name.startswith('a.')}",
+        ),
+        (lambda values: {"1.weight": values["1.weight"]}, ""),
+        (lambda values: {f"a.{name}": value for name, value in list(values.items())[:2]}, ""),
+    ],
+    ids=["checkpoint", "checkpoint of a wrapped one", "wrapped", "beside another", "some", "some of another"],
+)
+def test_a_checkpoint_of_a_script_is_told_with_where_the_values_are_in_it(
+    tmp_path: Path, values: dict[str, torch.Tensor], kept: Callable[[dict[str, Any]], dict[str, Any]], told: str
+) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        begin(workload(made(), kept(values)), tmp_path)
+    assert str(caught.value).endswith(f"by its names{told}")
 
 
 def test_a_file_that_cannot_be_read_is_refused_with_what_to_give(tmp_path: Path) -> None:

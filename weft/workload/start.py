@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def begin(workload: Workload, directory: Path, sink: Sink | None = None) -> None
             workload.model.get_submodule(name.removesuffix(EXTRA_STATE).removesuffix(".")).set_extra_state(read(name))
         state = dict(named_state([Unit(0, "", workload.model)]))
         names = [name for name in names if name not in extra]
-        _check_names(workload.model, state, names)
+        _check_names(workload.model, state, names, start)
         for name in names:
             if sink is None or not sink.has(state[name]):
                 _fill(name, state[name], read(name))
@@ -58,7 +58,7 @@ def _opened(start: Any, directory: Path) -> Iterator[tuple[list[str], _Read]]:
         yield list(file.keys()), file.get_tensor  # type: ignore[no-untyped-call]
 
 
-def _check_names(model: nn.Module, state: Mapping[str, Any], names: list[str]) -> None:
+def _check_names(model: nn.Module, state: Mapping[str, Any], names: list[str], start: Any) -> None:
     """A tensor that stands in the model twice may be there under one name."""
     unknown = [name for name in names if not isinstance(state.get(name), torch.Tensor)]
     given = {id(state[name]) for name in names if name in state}
@@ -68,8 +68,33 @@ def _check_names(model: nn.Module, state: Mapping[str, Any], names: list[str]) -
             more = f" and {len(those) - MAX_NAMES} more" if len(those) > MAX_NAMES else ""
             raise WorkloadError(
                 f"Workload.start {what} {', '.join(map(repr, those[:MAX_NAMES]))}{more}; give what "
-                f"{type(model).__name__}.state_dict() has, by its names"
+                f"{type(model).__name__}.state_dict() has, by its names{_where_it_is(state, start)}"
             )
+
+
+def _where_it_is(state: Mapping[str, Any], start: Any) -> str:
+    """Of a checkpoint that has the state dict in it, or one whose names begin with another's, as DataParallel's do."""
+    if not isinstance(start, Mapping):
+        return ""
+    for key, value in start.items():
+        if isinstance(value, Mapping) and (_are_of(state, value) or _prefix(state, value)):
+            return f": start[{key!r}]"
+    prefix = _prefix(state, start)
+    rest = f"{{name.removeprefix({prefix!r}): value for name, value in start.items() if name.startswith({prefix!r})}}"
+    return f": {rest}" if prefix else ""
+
+
+def _prefix(state: Mapping[str, Any], names: Iterable[Any]) -> str:
+    """With which the model's names begin there."""
+    names = [name for name in names if isinstance(name, str)]
+    prefixes = sorted({f"{name.partition('.')[0]}." for name in names if "." in name})
+    behind = {prefix: [name.removeprefix(prefix) for name in names if name.startswith(prefix)] for prefix in prefixes}
+    return next((prefix for prefix in prefixes if _are_of(state, behind[prefix])), "")
+
+
+def _are_of(state: Mapping[str, Any], names: Iterable[Any]) -> bool:
+    """Most of the model's names are there."""
+    return 2 * len(state.keys() & set(names)) > len(state)
 
 
 def _fill(name: str, tensor: torch.Tensor, value: object) -> None:
