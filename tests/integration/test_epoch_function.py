@@ -238,3 +238,53 @@ def test_a_global_that_the_step_reads_acts_or_is_refused(machine: Any, stages: i
     assert ended["state"] == ("completed" if stages == 1 else "failed")
     if stages == 2:
         assert "Workload.on_epoch has changed Workload.step.WEIGHT, of which" in machine.log_of(ended["job"])
+
+
+KEEPS = """
+import torch
+from torch import nn
+
+import weft
+
+LOSSES, COUNTS = [], {"steps": 0}
+
+
+class Meter:
+    total = 0.0
+
+    def update(self, value):
+        self.total += value
+
+
+def workload():
+    LOSSES.clear()
+    COUNTS["steps"] = 0
+    model, meter = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double(), Meter()
+    model.kept = []
+
+    def step(model, batch):
+        loss = model(batch[0]).square().mean()
+        if model.training:
+            LOSSES.append(loss.item())
+            COUNTS["steps"] += 1
+            model.kept.append(loss.detach())
+            meter.update(loss.item())
+        return loss
+
+    def on_epoch(values):
+        return {"of_list": sum(LOSSES), "steps": COUNTS["steps"], "kept": sum(model.kept), "of_meter": meter.total}
+
+    data, names = (torch.randn(8, 4).double(),), ["of_list", "steps", "kept", "of_meter"]
+    return weft.Workload(model, data, step=step, optimizer=torch.optim.SGD, on_epoch=on_epoch, epoch_metrics=names)
+"""
+
+
+@pytest.mark.slow(seconds=2)
+@pytest.mark.parametrize("stages", [1, 2])
+def test_it_reads_what_the_step_has_kept_beside_the_model(machine: Any, stages: int) -> None:
+    """Of two stages the first was asked, which has left the step before: lists were empty, and sums were 0."""
+    spec = machine.spec(KEEPS, strategy={"stages": stages}, epochs=2, batch_size=4)
+    ended = machine.client.wait(machine.submit(spec), 60)
+    assert ended["state"] == "completed", ended["error"]
+    assert ended["validation"] == train(spec).validations[-1]
+    assert ended["validation"]["steps"] == 4

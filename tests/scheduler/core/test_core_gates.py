@@ -80,7 +80,7 @@ def test_no_lane_is_sent_anything_behind_an_epoch_that_is_not_judged(plan: Plan)
     for epoch in range(1, 5):
         rehearsal.run_to(epoch * EPOCH)
         assert sent(rehearsal) == epoch * EPOCH - 1
-        asked = JudgeEpoch(job="a", attempt=1, iteration=epoch * EPOCH - 1, worker="cpu-0")
+        asked = JudgeEpoch(job="a", attempt=1, iteration=epoch * EPOCH - 1, worker="cpu-1")
         assert rehearsal.found(JudgeEpoch)[-1] == asked
         assert rehearsal.job.phase is Phase.RUNNING
         judge(rehearsal)
@@ -139,7 +139,7 @@ def test_a_job_that_goes_on_is_judged_again_where_it_makes_an_epochs_end_again(p
     assert EPOCH < rehearsal.job.iterations_done < 2 * EPOCH
     rehearsal.run_to(2 * EPOCH)
     assert sent(rehearsal, attempt=2) == 2 * EPOCH - 1
-    assert rehearsal.found(JudgeEpoch)[-1] == JudgeEpoch(job="a", attempt=2, iteration=2 * EPOCH - 1, worker="cpu-0")
+    assert rehearsal.found(JudgeEpoch)[-1] == JudgeEpoch(job="a", attempt=2, iteration=2 * EPOCH - 1, worker="cpu-1")
     judge(rehearsal, "it is no better")
     assert ended(rehearsal).message == "stopped early after step 6: it is no better"
 

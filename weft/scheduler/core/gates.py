@@ -9,7 +9,6 @@ epoch. Functions on a Job.
 
 from __future__ import annotations
 
-from weft.plan.kinds import is_compute_lane
 from weft.scheduler.core.events import Command, EpochJudged, JudgeEpoch
 from weft.scheduler.core.job import Job
 
@@ -35,8 +34,11 @@ def at_gate(job: Job) -> list[Command]:
 
 
 def judging_worker(job: Job) -> str:
-    """Which runs the user's function."""
-    return next(worker for worker, lane in job.lanes if is_compute_lane(lane))
+    """Which runs the user's function: that of the first replica's last stage, which runs the step to its end, so that
+    what the step keeps beside the model (a list of losses, a meter) is there for the function to read."""
+    assert job.plan is not None
+    last = max((each for each in job.plan.stages if each.replica == 0), key=lambda each: each.stage)
+    return job.positions[last.worker]
 
 
 def open_gate(job: Job, event: EpochJudged) -> None:
