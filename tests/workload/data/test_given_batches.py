@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from weft.plan.division import Part, divide
 from weft.plan.itinerary import Iteration, Itinerary
@@ -294,6 +294,25 @@ def test_ready_batches_are_shuffled_and_go_on_pass_after_pass() -> None:
     told = [read(made, it, [1])[0][0][0] for it in iterations(made, steps_per_epoch=2, epochs=5)]
     passes = [torch.randperm(5, generator=torch.Generator().manual_seed(3 + number)).tolist() for number in range(2)]
     assert told == passes[0] + passes[1]
+
+
+class Noisy(Dataset[Any]):
+    """A batch of random numbers, another one each time that it is asked for."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, number: int) -> Any:
+        return ready_batch(torch.randint(1000, (4,)).tolist())
+
+
+def test_a_ready_batch_is_drawn_once_an_iteration_whoever_has_which_part_of_it() -> None:
+    made, other = (ready(Noisy(), steps_per_epoch=3) for _ in range(2))
+    about = iterations(made, steps_per_epoch=3, epochs=1)
+    whole = [read(made, iteration, [1])[0][0] for iteration in about]
+    in_parts = [[sample for part, _ in read(other, iteration, [3]) for sample in part] for iteration in about]
+    assert whole == in_parts
+    assert whole[0] != whole[1] != whole[2], "each step has its own numbers"
 
 
 def test_what_a_ready_batch_counts_may_be_the_users_to_say() -> None:

@@ -55,9 +55,7 @@ class Batches:
         self._orders: dict[str, tuple[int, torch.Tensor]] = {}  # by field: an epoch, and the order of its samples
         self._structures: dict[str, Skeleton] = {}  # by field: of the first batch
         self._wholes = {source.field: source.whole for source in self.sources().values()}
-        self._ready: dict[
-            str, tuple[tuple[int, int], Parts]
-        ] = {}  # by field: of a batch that is ready its epoch, number
+        self._ready: dict[str, tuple[tuple[int, int], Parts]] = {}  # by field: of which iteration, which ready batch
         self.num_train = self._train.num_places
         self.num_validation = 0 if self._validation is None else self._validation.num_places
 
@@ -132,12 +130,12 @@ class Batches:
     def weight(self, iteration: Iteration, part: Part, batch: Any) -> float:
         """What a microbatch counts in its batch. batch: what has been loaded. Raises WorkloadError for what
         `Workload.weight` returns."""
-        source, order = self._source(iteration), run_of(self.order(iteration), iteration, part)
+        source = self._source(iteration)
         if source.is_ready:
-            (tensors, _), run = self._whole(source, iteration, order)
+            (tensors, _), run = self._whole(source, iteration, part)
             count = counted(tensors, run)
         else:
-            count = source.count(order)
+            count = source.count(run_of(self.order(iteration), iteration, part))
         if self._weight is None or not count:
             return count
         return weight_of(batch[1] if self._is_pair else batch, self._weight)
@@ -159,8 +157,7 @@ class Batches:
             inputs, targets = (tensor.index_select(0, indices) for tensor in dataset.tensors)
             return inputs, targets
         if source.is_ready:
-            order = run_of(self.order(iteration), iteration, part)
-            tensors, skeleton = divided(*self._whole(source, iteration, order), source.field)
+            tensors, skeleton = divided(*self._whole(source, iteration, part), source.field)
             inputs, targets = build(skeleton, tensors)
             pair = inputs, targets
         else:
@@ -179,7 +176,7 @@ class Batches:
             return [tensor.index_select(0, indices) for tensor in whole[0]], whole[1]
         numbers, run = indices.tolist(), None
         if source.is_ready:
-            (tensors, skeleton), run = self._whole(source, iteration, run_of(self.order(iteration), iteration, part))
+            (tensors, skeleton), run = self._whole(source, iteration, part)
         else:
             seed_loading(self._seed, iteration.step, part.number)
             tensors, skeleton = batch_of(source, numbers)
@@ -190,11 +187,11 @@ class Batches:
             )
         return (tensors, skeleton) if run is None else divided((tensors, skeleton), run, source.field)
 
-    def _whole(self, source: DataSource, iteration: Iteration, order: torch.Tensor) -> tuple[Parts, PlaceRun]:
+    def _whole(self, source: DataSource, iteration: Iteration, part: Part) -> tuple[Parts, PlaceRun]:
         """A batch that is ready, and which of its places are asked for. Several microbatches have parts of one."""
-        number, run = run_in(order, source.places)
+        number, run = run_in(run_of(self.order(iteration), iteration, part), source.places)
         key, parts = self._ready.get(source.field, (None, None))
-        if parts is None or key != (iteration.epoch, number):
+        if parts is None or key != (iteration.index, number):
             seed_loading(self._seed, iteration.step, 0)
             parts = flatten(pair_of(source, [number])) if self._is_pair else batch_of(source, [number])
             if self._is_pair and num_samples(parts[0]) != source.places:
@@ -204,7 +201,7 @@ class Batches:
                     f"{source.places} samples; with a loss all batches have as many: make job.batch_size their size, "
                     "or give Workload.step, with which they may vary"
                 )
-            self._ready[source.field] = (iteration.epoch, number), parts
+            self._ready[source.field] = (iteration.index, number), parts
         return parts, run
 
     def _first_structure(self, source: DataSource, iteration: Iteration, part: Part, skeleton: Skeleton) -> Skeleton:
