@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from weft.plan.course import Course
@@ -101,4 +102,8 @@ class DeviceNorm(Norm):
 
 def _root(squares: torch.Tensor) -> torch.Tensor:
     """The nearest number, as a GPU's is. torch's own on a CPU is the one beside it now and then."""
-    return squares.new_tensor(math.sqrt(squares.item())) if squares.is_cpu else squares.sqrt()
+    if not squares.is_cpu:
+        return squares.sqrt()
+    root = torch.empty_like(squares)
+    np.sqrt(squares.numpy(), out=root.numpy())
+    return root
