@@ -59,6 +59,8 @@ def test_a_loader_tells_the_size_of_its_batches() -> None:
     assert (told["train"], told["batch_size"], told["validation"]) == (10, 4, None)
     told = describe(workload(train=DataLoader(TensorDataset(*PAIR), batch_sampler=[[0, 1, 2], [3, 4, 5], [6, 7]])))
     assert (told["train"], told["batch_size"]) == (8, 3), "what they have on average"
+    told = describe(workload(train=DataLoader([(PAIR[0][:4], PAIR[1][:4])] * 3, batch_size=None)))  # type: ignore[arg-type]
+    assert (told["train"], told["batch_size"]) == (12, 4), "as the first one has"
 
 
 def test_data_that_cannot_be_counted_are_told_by_what_is_wrong_with_them() -> None:

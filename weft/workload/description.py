@@ -20,7 +20,9 @@ from torch.utils.data import DataLoader
 from weft.spec.job_spec import JobSpec
 from weft.workload.cutting.visible import CallKind, visible_modules
 from weft.workload.data.datasets import Field
+from weft.workload.data.given_batches import num_samples
 from weft.workload.data.source import DataSource, source_of
+from weft.workload.data.tree import flatten
 from weft.workload.entry import load_workload
 from weft.workload.faults import fault_of
 from weft.workload.units import is_cut_by_calls, units
@@ -76,7 +78,7 @@ def _count(module: nn.Module) -> int:
 def _num_samples(workload: Workload, field: Field) -> int | str:
     try:
         source = source_of(workload, field)
-        return source.num_items if source.batches is None else sum(_sizes(source))
+        return sum(_sizes(source)) if _makes_batches(source) else source.num_items
     except WorkloadError as error:
         return str(error)
 
@@ -87,16 +89,25 @@ def _batch_size(workload: Workload) -> int | None:
         return None
     try:
         source = source_of(workload, "train")
-        return workload.train.batch_size if source.batches is None else round(fmean(_sizes(source)))
+        return round(fmean(_sizes(source))) if _makes_batches(source) else workload.train.batch_size
     except WorkloadError:  # told elsewhere
         return None
 
 
+def _makes_batches(source: DataSource) -> bool:
+    return source.batches is not None or source.is_ready
+
+
 def _sizes(source: DataSource) -> list[int]:
-    """Of the batches of the first pass."""
-    assert source.batches is not None
+    """Of the user's batches of the first pass; of those that are ready, as if all were as large as the first."""
     source.order_of_pass(0, 0)
-    return source.batches.sizes(0)
+    if source.batches is not None:
+        return source.batches.sizes(0)
+    try:
+        first = num_samples(flatten(source.collate([source.dataset[0]]))[0]) if source.collate else None
+    except Exception:  # what the user's code raises is told where the job loads it
+        first = None
+    return [first or 1] * source.num_items
 
 
 def defaults(file: Path, function: str) -> dict[str, Any]:

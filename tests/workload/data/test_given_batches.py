@@ -347,6 +347,20 @@ def test_a_ready_batch_without_samples_in_common_is_whole_or_refused() -> None:
         made.batch(iteration, half)
 
 
+def test_ready_batches_are_about_as_large_as_the_job_says() -> None:
+    for steps in (None, 6):
+        data: Any = Drawn([4, 2, 7]) if steps else [ready_batch(range(size)) for size in (4, 2, 7)]
+        ready(data, 3, steps=steps).check_sources()
+        with pytest.raises(
+            WorkloadError, match=r"batch_size = None gives batches of 2 to 7 samples, and job\.batch_size"
+        ):
+            ready(data, 8, steps=steps).check_sources()
+    with pytest.raises(
+        WorkloadError, match=r"gives batches of 4 samples, .* is 1; give job\.batch_size = 4, what they"
+    ):
+        ready([ready_batch(range(4))], 1).check_sources()
+
+
 def test_a_collate_for_samples_does_not_go_with_ready_batches() -> None:
     with pytest.raises(WorkloadError, match=r"with batch_size = None the items of Workload\.train's DataLoader are b"):
         ready([ready_batch([1])], collate=tuple)

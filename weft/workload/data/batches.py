@@ -6,6 +6,7 @@ makes the batches it is an order of their places (`given_batches.py`).
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Self
 
 import torch
@@ -17,8 +18,10 @@ from weft.plan.itinerary import Iteration
 from weft.spec.job_spec import JobSection
 from weft.workload.data.given_batches import (
     PASSES_TRIED,
+    READY_TRIED,
     Parts,
     PlaceRun,
+    check_sizes,
     counted,
     divided,
     num_samples,
@@ -107,17 +110,30 @@ class Batches:
         for source in self.sources().values():
             if isinstance(source.dataset, ItemStream):
                 source.dataset.check_begins_again()
-            if source.batches is None:
-                continue
-            for number in range(PASSES_TRIED if source.field == "train" and not source.is_endless else 1):
-                source.order_of_pass(number, self._seed)
-            if source.field == "train":
-                source.batches.check_size(0)
+            trains = source.field == "train"
+            if source.batches is not None:
+                for number in range(PASSES_TRIED if trains and not source.is_endless else 1):
+                    source.order_of_pass(number, self._seed)
+                if trains:
+                    source.batches.check_sizes(0)
+            elif source.is_ready and trains and not self._is_pair:
+                self._check_first_sizes(source)
         for sampler in self.shifting() if num_loaders > 1 else ():
             raise WorkloadError(
                 f"{sampler}, gave two orders when it was asked twice for epoch 0, and with strategy.loaders above 1 "
                 "each loader asks it; let it draw by torch's generator alone, or use loaders = 1"
             )
+
+    def _check_first_sizes(self, source: DataSource) -> None:
+        sizes, places = list[int](), source.places
+        with contextlib.suppress(Exception):  # what the user's code raises is told where the job itself loads it
+            for start in range(0, min(READY_TRIED, source.size) * places, places):
+                first = Iteration(index=0, training=True, epoch=0, step=0, start=start, size=places)
+                (tensors, _), _ = self._whole(source, first, Part(0, 0, places))
+                sizes.append(num_samples(tensors) or places)
+        self.rewind()
+        if sizes:
+            check_sizes(f"Workload.{source.field}: its DataLoader with batch_size = None", sizes, places)
 
     def shifting(self) -> list[str]:
         """The samplers that give another order when they are asked again for an epoch, with the workload's field."""

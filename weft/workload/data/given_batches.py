@@ -18,6 +18,7 @@ from weft.workload.data.tree import Skeleton, part_of
 from weft.workload.workload import Workload, WorkloadError, kind_of
 
 PASSES_TRIED: Final = 2  # before training
+READY_TRIED: Final = 4  # batches that are ready, likewise; arbitrary
 
 
 class PlaceRun(NamedTuple):
@@ -60,6 +61,17 @@ def is_weighed(workload: Workload) -> bool:
     return makes_batches(workload.train) or makes_batches(workload.validation)
 
 
+def check_sizes(what: str, sizes: Sequence[int], batch_size: int) -> None:
+    """batch_size: the job's. Raises WorkloadError where no batch is about as large. what: gives them, for the error."""
+    if not min(sizes) <= batch_size <= max(sizes):
+        mean = round(sum(sizes) / len(sizes))
+        of_what = f"{mean}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+        raise WorkloadError(
+            f"{what} gives batches of {of_what} samples, and job.batch_size is {batch_size}; give "
+            f"job.batch_size = {mean}, what they have on average"
+        )
+
+
 class GivenBatches:
     """Of a `batch_sampler`: what it gave for the passes over the data that have been drawn. Batches are counted over
     all passes, one behind another."""
@@ -94,15 +106,9 @@ class GivenBatches:
             )
         return [int(each) for each in batch]
 
-    def check_size(self, number: int) -> None:
+    def check_sizes(self, number: int) -> None:
         """Raises WorkloadError where no batch of the pass is about as large as the job says."""
-        sizes = self.sizes(number)
-        if not min(sizes) <= self._places <= max(sizes):
-            of_what = f"{sizes[0]}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
-            raise WorkloadError(
-                f"{self._what} gives batches of {of_what} samples, and job.batch_size is {self._places}; give "
-                f"job.batch_size = {round(sum(sizes) / len(sizes))}, what they have on average"
-            )
+        check_sizes(self._what, self.sizes(number), self._places)
 
     def sizes(self, number: int) -> list[int]:
         """Of the batches of a pass."""
