@@ -122,7 +122,10 @@ CHANGES = (
 )
 ACTS = {  # as in the plain loop; what does not is refused
     "one worker": set(CHANGES),
-    "two stages": {"a parameter", "one that is not trained", "a buffer"},
+    "two stages": {
+        "a parameter",
+        "one that is not trained",
+    },  # the buffer is the first one's, and the last one is asked
     "replicas": {"a parameter", "one that is not trained"},  # since `requires_grad` is set, it is ready to be
     "clipped": set(CHANGES) - {"an option", "an option of one made later"},
     "a device": {"an attribute"},
