@@ -291,3 +291,41 @@ def test_it_reads_what_the_step_has_kept_beside_the_model(machine: Any, stages: 
     assert ended["state"] == "completed", ended["error"]
     assert ended["validation"] == train(spec).validations[-1]
     assert ended["validation"]["steps"] == 4
+
+
+KEPT_BY_FORWARD = """
+import torch
+from torch import nn
+
+import weft
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.history = nn.Linear(4, 4), []
+
+    def forward(self, x):
+        y = self.linear(x)
+        self.history.append(y.mean().item())
+        return y
+
+
+def workload(reads: int = 0):
+    model, data = nn.Sequential(Layer(), Layer()), (torch.randn(8, 4), torch.randn(8, 4))
+
+    def on_epoch(values):
+        print("it has", len(model[reads].history))
+
+    return weft.Workload(model, data, loss=nn.MSELoss(), optimizer=torch.optim.SGD, on_epoch=on_epoch)
+"""
+
+
+@pytest.mark.slow(seconds=2)
+@pytest.mark.parametrize("stages", [1, 2])
+def test_what_a_forward_keeps_in_an_earlier_stage_is_told_by_name(machine: Any, stages: int) -> None:
+    """It is empty where on_epoch reads it, and nothing else says so."""
+    spec = machine.spec(KEPT_BY_FORWARD, strategy={"stages": stages}, epochs=1, batch_size=4)
+    job = machine.submit(spec)
+    assert machine.client.wait(job, 60)["state"] == "completed"
+    assert ("on_epoch: it refers to 0.history, which a forward in an earlier" in machine.log_of(job)) == (stages == 2)

@@ -197,7 +197,7 @@ class Inspection:
     data_bytes: int | None = None  # of training and validation data; None where they are more than rows of tensors
     batch_modules: tuple[str, ...] = ()  # whose output for a sample depends in training on the others, with their kinds
     lost_attributes: tuple[str, ...] = ()  # of modules, that a step changes and no snapshot has, with what they are
-    lost_beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of scheduler, optimizer and samplers
+    lost_beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of scheduler, optimizer, data, on_epoch
     written: tuple[str, ...] = ()  # parameters, numbers, and buffers between modules, that the step itself changes
     keeps_elsewhere: bool = False  # a step that is run again, all else as it was, comes to another loss
     keeps_numbers: bool = False  # and comes to the same with the numbers in attributes that it had

@@ -85,6 +85,20 @@ def test_a_line_says_what_a_scheduler_or_a_sampler_forgets(
     assert list(plan_notes(spec_of(mode="forward"), inspection, None)) == []
 
 
+def test_a_line_says_what_on_epoch_does_not_find(
+    inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts], spec_of: Callable[..., Any]
+) -> None:
+    """What is kept in the last stage, or by the step of one replica, it finds."""
+    units = [dataclasses.replace(unit_of(number), name=f"{number}.") for number in range(3)]
+    kept = {"on_epoch": ("0.history", "2.history", "losses"), "on_epoch_units": ("0.", "2.", "")}
+    inspection = dataclasses.replace(inspection_of(units), lost_beside=kept)
+    assert list(plan_notes(spec_of(), inspection, None, ((0, 3),))) == []
+    (note,) = plan_notes(spec_of(stages=2), inspection, None, ((0, 2), (2, 3)))
+    assert note.startswith("on_epoch: it refers to 0.history, which a forward in an earlier stage changes, ")
+    (note,) = plan_notes(spec_of(replicas=2), inspection, None, ((0, 3),))
+    assert note.startswith("on_epoch: it refers to 0.history, 2.history, losses, which a step changes; of 2 replicas ")
+
+
 def test_nothing_is_said_where_every_batch_is_whole_or_nothing_depends_on_it(
     inspection_of: Callable[..., Inspection],
     unit_of: Callable[..., UnitFacts],

@@ -37,7 +37,7 @@ _ELSEWHERE = (
 NAMED_MODULES = 3  # of those that depend on the batch; more would not fit a line
 
 
-def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | None) -> Iterator[str]:
+def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | None, cuts: Cuts = ()) -> Iterator[str]:
     if inspection.slowness:
         yield _slowness_note(inspection)
     if inspection.varying_shapes:
@@ -59,8 +59,8 @@ def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | No
             f"state: a step changes {_listed(inspection.lost_attributes)}, which no snapshot or checkpoint has, so it "
             "begins anew after a lost worker or a resume; keep numbers, text or tensors there, or in buffers"
         )
-    yield from _lost_beside_notes(inspection)
     replicas = spec.strategy.replica_list
+    yield from (*_lost_beside_notes(inspection), *_of_epoch_notes(inspection, cuts, len(replicas)))
     in_parts = len(replicas) > 1 or replicas[0].device != "cpu" or replicas[0].stages != 1
     bounded = spec.strategy.clip_norm is not None or spec.strategy.skip_nonfinite
     if inspection.joint_optimizer and (in_parts or bounded):
@@ -196,8 +196,22 @@ def _lost_beside_notes(inspection: Inspection) -> Iterator[str]:
     for sampler in inspection.lost_beside.get("sampler", ()):
         yield (
             f"data: {sampler}, gave two orders when it was asked twice for epoch 0, so samples come in another order "
-            "after a lost worker or a resume; let it draw by torch's generator alone, and know the epoch by a "
-            "set_epoch(e)"
+            "after a lost worker or a resume; let it draw by torch's generator alone, know the epoch by set_epoch(e)"
+        )
+
+
+def _of_epoch_notes(inspection: Inspection, cuts: Cuts, num_replicas: int) -> Iterator[str]:
+    names, keepers = (inspection.lost_beside.get(key, ()) for key in ("on_epoch", "on_epoch_units"))
+    earlier = {unit.name for unit in inspection.units[: cuts[-1][0] if cuts else 0]}
+    if elsewhere := [name for name, unit in zip(names, keepers, strict=True) if unit in earlier]:
+        yield (
+            f"on_epoch: it refers to {_listed(elsewhere)}, which a forward in an earlier stage changes, and runs in "
+            "the last one's process, which has none of that; keep it in a buffer, or use strategy.stages = 1"
+        )
+    if num_replicas > 1 and (others := [name for name in names if name not in elsewhere]):
+        yield (
+            f"on_epoch: it refers to {_listed(others)}, which a step changes; of {num_replicas} replicas it finds what "
+            "the first has; what a step returns is reported of all of them, by validations"
         )
 
 

@@ -219,7 +219,7 @@ def _untimed(
         draws=inspection.draws or inspection.optimizer_draws or any(each.changed_as for each in inspection.parameters),
         seeds_others=inspection.seeds_others,
         optimizer_draws=inspection.optimizer_draws,
-        notes=tuple(plan_notes(spec, inspection, why_no_snapshots)),
+        notes=tuple(plan_notes(spec, inspection, why_no_snapshots, placement.cuts[0])),
         recovers=strategy.recovery != "off",
         copies_each=strategy.recovery == "iteration" and why_no_snapshots is None,
         spares=strategy.spares,

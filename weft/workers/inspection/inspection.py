@@ -291,6 +291,7 @@ def _inspected(
     attributes, options = LostAttributes(workload), options_of(optimizer)
     ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
     check_aliases(aliases)
+    beside = attributes.of_epoch([each["name"] for each in ran.units]) if learns else {}
     steps = _step_facts(optimizer, options)
     changing = {*ran.changing, *changes.names()} if learns else set[str]()
     for unit in ran.units if sample.sparse else ():
@@ -329,7 +330,7 @@ def _inspected(
         **again,
         "unsaved": None if optimizer is None else unsaved(optimizer, scheduler, update),
         "copy_bytes_per_second": copy_bytes_per_second(torch.get_num_threads()),
-        "lost_beside": lost_beside(scheduler, update, batches.shifting()),  # last: they move on
+        "lost_beside": beside | lost_beside(scheduler, update, batches.shifting()),  # last: they move on
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from weft.workers.snapshots.attributes import TORCHS, Attributes, own_of
 from weft.workers.snapshots.remembered import GENERATORS, VALUES_AS_THEY_ARE, WITH_STORAGE
 from weft.workload.code.beside_model import modules_beside
+from weft.workload.code.epoch_reads import EpochReads
 from weft.workload.code.fingerprint import fingerprint
 from weft.workload.code.variables import VariableSearch
 from weft.workload.cutting.placeholder import Placeholder
@@ -68,6 +69,12 @@ class LostAttributes:
         self._known = [*modules.values(), *model.parameters(), *model.buffers(), *search.objects]
         self._iterators = [(name, each, _place_of(each)) for name, each in search.iterators.items()]
         self._first = self._inside()
+        self._of_epoch = EpochReads(workload)
+
+    def of_epoch(self, units: Sequence[str]) -> dict[str, list[str]]:
+        """What has changed since that `on_epoch` reads, by name, and for each the unit that keeps it. units: names."""
+        changed = self._of_epoch.changed(units)
+        return {"on_epoch": [name for name, _ in changed], "on_epoch_units": [unit for _, unit in changed]}
 
     def names(self) -> list[str]:
         """Of those that have changed since, or of iterators may have, with what they are."""

@@ -42,13 +42,14 @@ from weft.workload.origin import is_users
 from weft.workload.workload import Workload
 
 Variables = MutableMapping[str, Any]
+Place = tuple[int, str]  # the id of what has a variable, and its name there
 
 MAX_LOOKED_AT = 2_000  # arbitrary: some milliseconds; the nearest come first
 MAX_PARTS = 64  # of a list or dict, which may be objects of the user's; others come last
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
-_KEPT_OTHERWISE = (torch.Tensor, Dataset, DataLoader, Sampler, torch.optim.Optimizer, LRScheduler, Workload)
+KEPT_OTHERWISE = (torch.Tensor, Dataset, DataLoader, Sampler, torch.optim.Optimizer, LRScheduler, Workload)
 _CODE = (FunctionType, MethodType, staticmethod, classmethod, property)
-_NEVER_PLAIN = (*_CODE, BuiltinFunctionType, ModuleType, type)
+NEVER_PLAIN = (*_CODE, BuiltinFunctionType, ModuleType, type)
 _PARTED = (OrderedDict, dict, list, set, deque)
 _NAMESPACES = (SimpleNamespace, argparse.Namespace)  # of nobody's code: what a job is set to, often
 _TORCHS = frozenset(vars(nn.Module()))
@@ -60,11 +61,26 @@ def variables_of(workload: Workload) -> dict[str, Variables]:
     return VariableSearch(workload).variables
 
 
+def place_of(variables: Mapping[str, Any], key: str) -> Place:
+    """The same for each function that refers to it. variables: some that were found, or an object's own."""
+    match variables:
+        case _Named():
+            return id(variables._namespace), key
+        case _Cells():
+            return id(variables._cells[key]), ""
+        case _OfClass():
+            return id(variables._kind), key
+        case _Slots() | _Parts():
+            return id(variables._value), "" if isinstance(variables, _Parts) else key
+    return id(variables), key
+
+
 class VariableSearch:
     """What functions and classes refer to, from one to the other."""
 
-    def __init__(self, workload: Workload | Mapping[str, Any]) -> None:
+    def __init__(self, workload: Workload | Mapping[str, Any], *, into_modules: bool = True) -> None:
         """Or what to begin with, by name."""
+        self._into_modules = into_modules
         self.variables: dict[str, Variables] = {}
         self.objects: list[object] = []  # whose attributes are among these
         self.iterators: dict[str, object] = {}  # by name; a file is none, most often one that is written
@@ -80,7 +96,7 @@ class VariableSearch:
         if isinstance(value, _CODE):
             self._left += ((f"{name}.wrapper{number}", each) for number, each in enumerate(_wrappers(value)))
             value = undecorated(value)
-        if type(value) not in _PLAIN and not isinstance(value, _KEPT_OTHERWISE):
+        if type(value) not in _PLAIN and not isinstance(value, KEPT_OTHERWISE):
             self._left.append((name, value))
 
     def _run(self) -> None:
@@ -111,7 +127,8 @@ class VariableSearch:
                 if _is_own(value):
                     self._class(name, value)
             case nn.Module():
-                self._modules(name, value)
+                if self._into_modules:
+                    self._modules(name, value)
             case _ if _is_own(type(value)) or type(value) in _NAMESPACES:
                 self._object(name, value)
             case list() | tuple() | deque():  # what is in a set has no place that another process would know
@@ -137,7 +154,7 @@ class VariableSearch:
 
     def _kept(self, name: str, values: dict[str, Any]) -> None:
         """Of arguments, which may change inside alone."""
-        if any(type(value) not in _PLAIN and not isinstance(value, _NEVER_PLAIN) for value in values.values()):
+        if any(type(value) not in _PLAIN and not isinstance(value, NEVER_PLAIN) for value in values.values()):
             self.variables[name] = values
         self._named(name, values)
 
@@ -186,7 +203,7 @@ class VariableSearch:
         for number, value in enumerate(islice(values, 5 * MAX_LOOKED_AT)):
             if number < MAX_PARTS:
                 self._add(f"{name}.{number}", value)
-            elif type(value) not in _PLAIN and not isinstance(value, (*_KEPT_OTHERWISE, *_CODE)):
+            elif type(value) not in _PLAIN and not isinstance(value, (*KEPT_OTHERWISE, *_CODE)):
                 self._later.append((f"{name}.{number}", value))
 
 
@@ -229,7 +246,7 @@ class _Named(MutableMapping[str, Any]):
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.names: set[str] = set()
         self._namespace = namespace
-        self._code = {key for key, each in namespace.items() if isinstance(each, _NEVER_PLAIN)}
+        self._code = {key for key, each in namespace.items() if isinstance(each, NEVER_PLAIN)}
 
     def __getitem__(self, key: str) -> Any:
         return self._namespace[key]
