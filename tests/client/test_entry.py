@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from weft.client.entry import check_not_inside_an_entry, entry_of
+from weft.client.entry import check_not_inside_an_entry, entry_of, taken_apart
 from weft.spec.job_spec import JobSpec, SpecError
 from weft.spec.source import ENTRY_MODULE
 
@@ -83,7 +83,6 @@ def test_a_scripts_own_function_is_its_file(tmp_path: Path) -> None:
         (outer(), r"workload is outer\.<locals>\.inner; workers import it by its name, so define it at the top"),
         (Workloads().method, r"workload is method; give a function that returns a weft\.Workload"),
         (Workloads.method, r"workload is Workloads\.method; workers import it by its name"),
-        (functools.partial(workload), r"workload is partial; give a function .* and its arguments as args=\{"),
         (print, r"workload is builtin_function_or_method; give a function that returns a weft\.Workload"),
         (None, r"workload is None; give a function that returns a weft\.Workload"),
         ("train.py:workload", r"workload is str; give a function that returns a weft\.Workload"),
@@ -100,6 +99,35 @@ def test_a_workload_in_place_of_its_function_is_refused() -> None:
     made = Workload(model=None, loss=print, train=None, optimizer=print)  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="workload is a Workload; give the function that makes it"), entry_of(made):
         pass
+
+
+def sized(width: int, depth: int = 2, /, *names: str) -> None: ...
+
+
+def shaped(width: int, depth: int = 2, *, wide: bool = False) -> None: ...
+
+
+three: Any = shaped
+
+
+def test_a_partial_is_its_function_and_its_arguments() -> None:
+    made = functools.partial(functools.partial(shaped, 3, wide=True), wide=False)
+    assert taken_apart(made, {"depth": 4}) == (shaped, {"width": 3, "wide": False, "depth": 4})
+    assert taken_apart(shaped, {"width": 3}) == (shaped, {"width": 3})
+    assert taken_apart(functools.partial(shaped, depth=5), {"depth": 6}) == (shaped, {"depth": 6})
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (functools.partial(sized, 3), r"a partial with values without a name; give them by name, as args=\{"),
+        (functools.partial(three, 3, 4, 5), "a partial that cannot be called: too many positional arguments"),
+        (functools.partial(shaped, 3), "a partial that has 'width' already; give it once"),
+    ],
+)
+def test_a_partial_whose_arguments_have_no_names_is_refused(given: object, sentence: str) -> None:
+    with pytest.raises(SpecError, match=f"weft.run: workload is {sentence}"):
+        taken_apart(given, {"width": 3} if "already" in sentence else {})
 
 
 # --- functions without a file

@@ -240,11 +240,15 @@ def test_without_parameters_there_is_no_optimizer() -> None:
     ("build", "text"),
     [
         (lambda given: "adam", "Workload.optimizer returned str; it must return a torch.optim.Optimizer"),
+        (
+            lambda given: {"optimizer": torch.optim.SGD(given)},
+            r"returned dict; it must return a torch.optim.Optimizer, which is in it as \['optimizer'\]; a scheduler is",
+        ),
         (lambda given: torch.optim.LBFGS(given), "LBFGS.*use an optimizer whose step needs no closure"),
         (lambda given: OwnClosure(given, lr=1), "OwnClosure.*use an optimizer whose step needs no closure"),
         (lambda given: torch.optim.SGD([*given, *parameters()]), "of other parameters.*build it on its argument"),
     ],
-    ids=["no optimizer", "closure", "closure of its own", "other parameters"],
+    ids=["no optimizer", "in a dict", "closure", "closure of its own", "other parameters"],
 )
 def test_a_factory_that_cannot_be_used_is_refused_by_name_with_a_remedy(build: Callable[..., Any], text: str) -> None:
     with pytest.raises(WorkloadError, match=text):

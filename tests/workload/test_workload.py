@@ -92,11 +92,15 @@ def test_it_may_be_stepped_before_its_optimizer() -> None:
     [
         (lambda optimizer: None, "Workload.scheduler returned None; it must return a torch.optim.lr_scheduler"),
         (
+            lambda optimizer: "of timm",
+            r"for example CosineAnnealingLR.*, or for rates of your own LambdaLR\(optimizer, ",
+        ),
+        (
             lambda optimizer: LambdaLR(an_optimizer(), lambda step: 1.0),
             "Workload.scheduler returned a scheduler of another optimizer than it was given; build it on its arg",
         ),
     ],
-    ids=["none", "another optimizer"],
+    ids=["none", "of another library", "another optimizer"],
 )
 def test_a_scheduler_that_cannot_be_stepped_is_refused_with_a_remedy(factory: Any, text: str) -> None:
     with pytest.raises(WorkloadError, match=text):

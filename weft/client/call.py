@@ -18,7 +18,7 @@ from typing import Any
 from weft.client.client import Client, DaemonUnreachable
 from weft.client.console import ended_sentence
 from weft.client.embedded import Daemon
-from weft.client.entry import check_not_inside_an_entry, entry_of
+from weft.client.entry import check_not_inside_an_entry, entry_of, taken_apart
 from weft.client.foreground import run_in_foreground
 from weft.client.trained import Trained
 from weft.plan.schedules.given import problem_of_job
@@ -59,17 +59,18 @@ def run(
 ) -> Trained:
     """Trains what `workload(**args)` returns to the end, with progress on stderr. What interrupts it cancels the job.
 
-    workload: a function at the top of a .py file, or one typed in a notebook that names nothing else defined there.
-    batch_size, epochs, steps, steps_per_epoch, seed: as in a spec's [job]; epochs or steps. stages, microbatches,
-    strategy: axes of its [strategy]. checkpoint_every: such as "1 epoch". resume_from: a checkpoint to go on from, or
-    the run directory of a job, whose newest it is then; a relative path begins where the script runs. job: an id for
-    it. It runs in the daemon whose socket is given, in the `weft.Daemon(...)` that is given and started for it, else in
-    the one that answers at the usual place, else in one of its own, with as many CPU workers and loaders as the
-    strategy needs.
+    workload: a function at the top of a .py file, or one typed in a notebook that names nothing else defined there; or
+    a `functools.partial` of one, whose values are arguments as those in args are. batch_size, epochs, steps,
+    steps_per_epoch, seed: as in a spec's [job]; epochs or steps. stages, microbatches, strategy: axes of its
+    [strategy]. checkpoint_every: such as "1 epoch". resume_from: a checkpoint to go on from, or the run directory of a
+    job, whose newest it is then; a relative path begins where the script runs. job: an id for it. It runs in the daemon
+    whose socket is given, in the `weft.Daemon(...)` that is given and started for it, else in the one that answers at
+    the usual place, else in one of its own, with as many CPU workers and loaders as the strategy needs.
 
     Errors: SpecError for arguments that make no job, JobFailed for one that fails or is cancelled, and those of Client.
     """
     check_not_inside_an_entry()
+    function, arguments = taken_apart(workload, args or {})
     given = {"stages": stages, "microbatches": microbatches} | strategy
     table = {
         "batch_size": batch_size,
@@ -77,11 +78,11 @@ def run(
         "steps": steps,
         "steps_per_epoch": steps_per_epoch,
         "seed": seed,
-        "args": dict(args or {}),
+        "args": arguments,
         "resume_from": None if resume_from is None else str(Path(resume_from).absolute()),
     }
     axes = {axis: value for axis, value in given.items() if value is not None}
-    with entry_of(workload) as (directory, entry):
+    with entry_of(function) as (directory, entry):
         spec = _spec_of(directory, table | {"entry": entry}, axes, checkpoint_every)
         with _client(socket, daemon, spec.strategy) as client:
             result, _ = run_in_foreground(client, spec, job)

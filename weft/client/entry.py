@@ -14,10 +14,12 @@ import sys
 import tempfile
 import textwrap
 import zipimport
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
+from typing import Any
 
 from weft.spec.field_errors import SpecError
 from weft.spec.source import ENTRY_MODULE, working_directory
@@ -43,6 +45,30 @@ def entry_of(function: object) -> Iterator[tuple[str, str]]:
         written = Path(place, f"{plain.__name__}.py")
         written.write_text(source, encoding="utf-8")
         yield working_directory(), f"{written}:{plain.__name__}"
+
+
+def taken_apart(function: object, args: Mapping[str, Any]) -> tuple[object, dict[str, Any]]:
+    """A partial's function, and with what it is called: as if args were given to the partial. Errors: SpecError."""
+    args = dict(args)
+    while isinstance(function, partial):
+        given, named, function = function.args, function.keywords, function.func
+        try:
+            by_place = inspect.signature(function).bind_partial(*given) if given else None
+        except (TypeError, ValueError) as error:
+            raise SpecError(f"weft.run: workload is a partial that cannot be called: {error}") from None
+        if by_place is not None:
+            parameters = by_place.signature.parameters.values()
+            if any(
+                each.kind is not each.POSITIONAL_OR_KEYWORD for each in parameters if each.name in by_place.arguments
+            ):
+                raise SpecError(
+                    "weft.run: workload is a partial with values without a name; give them by name, as args={...}"
+                )
+            if twice := by_place.arguments.keys() & {*named, *args}:
+                raise SpecError(f"weft.run: workload is a partial that has {min(twice)!r} already; give it once")
+            named = {**by_place.arguments, **named}
+        args = {**named, **args}
+    return function, args
 
 
 def check_not_inside_an_entry() -> None:

@@ -182,9 +182,13 @@ def _begin_momentum(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) ->
 
 def _check(optimizer: object, given: list[nn.Parameter]) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
+        example = "for example lambda parameters: torch.optim.Adam(parameters, lr=1e-3)"
+        if isinstance(optimizer, Mapping):
+            inside = (key for key, each in optimizer.items() if isinstance(each, torch.optim.Optimizer))
+            if (key := next(inside, None)) is not None:
+                example = f"which is in it as [{key!r}]; a scheduler is given as Workload.scheduler"
         raise WorkloadError(
-            f"Workload.optimizer returned {kind_of(optimizer)}; it must return a torch.optim.Optimizer, "
-            "for example lambda parameters: torch.optim.Adam(parameters, lr=1e-3)"
+            f"Workload.optimizer returned {kind_of(optimizer)}; it must return a torch.optim.Optimizer, {example}"
         )
     if isinstance(optimizer, torch.optim.LBFGS) or _has_to_have_closure(optimizer):
         raise _needs_closure(optimizer)

@@ -172,7 +172,8 @@ def make_scheduler(factory: SchedulerFactory | None, optimizer: torch.optim.Opti
     if not isinstance(scheduler, LRScheduler):
         raise WorkloadError(
             f"Workload.scheduler returned {kind_of(scheduler)}; it must return a "
-            "torch.optim.lr_scheduler.LRScheduler, for example CosineAnnealingLR(optimizer, T_max=100)"
+            "torch.optim.lr_scheduler.LRScheduler, for example CosineAnnealingLR(optimizer, T_max=100), or for rates "
+            "of your own LambdaLR(optimizer, lambda step: 0.95**step)"
         )
     if scheduler.optimizer is not optimizer:
         raise WorkloadError(
