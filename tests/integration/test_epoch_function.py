@@ -329,3 +329,34 @@ def test_what_a_forward_keeps_in_an_earlier_stage_is_told_by_name(machine: Any, 
     job = machine.submit(spec)
     assert machine.client.wait(job, 60)["state"] == "completed"
     assert ("on_epoch: it refers to 0.history, which a forward in an earlier" in machine.log_of(job)) == (stages == 2)
+
+
+LEAVES_GRADIENTS = """
+import torch
+from torch import nn
+
+import weft
+
+
+def workload(backward: bool = True):
+    model, data = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double(), torch.randn(8, 4).double()
+
+    def on_epoch(values):
+        if backward:
+            model(data).square().sum().backward()
+
+    pairs, optimizer = (data, torch.randn(8, 4).double()), lambda parameters: torch.optim.SGD(parameters, 0.1)
+    return weft.Workload(model, pairs, loss=nn.MSELoss(), optimizer=optimizer, on_epoch=on_epoch)
+"""
+
+
+@pytest.mark.slow(seconds=2)
+@pytest.mark.parametrize("strategy", [{}, {"stages": 2}, {"replicas": 2}], ids=["alone", "stages", "replicas"])
+def test_gradients_that_it_leaves_are_no_part_of_the_next_step(machine: Any, strategy: dict[str, Any]) -> None:
+    """A loop's `zero_grad()` stands before each backward; they were added to those of the judging stage's next step."""
+    spec = machine.spec(LEAVES_GRADIENTS, strategy=strategy, epochs=3, batch_size=4)
+    without = train(machine.spec(LEAVES_GRADIENTS, strategy=strategy, epochs=3, batch_size=4, args={"backward": False}))
+    assert train(spec).losses == without.losses
+    ended = machine.client.wait(machine.submit(spec), 60)
+    assert ended["state"] == "completed", ended["error"]
+    assert ended["loss"] == pytest.approx(without.losses[-1], rel=1e-12, abs=0)

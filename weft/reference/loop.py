@@ -194,7 +194,10 @@ class _Loop:
         if not self._trains or function is None:
             return EpochAnswer(stops=False, values={})
         told = {"epoch": epoch, "step": step, "loss": self._training.now.mean_loss, "validation": values}
-        return answer_of(function, names, told)
+        answer = answer_of(function, names, told)
+        for parameter in self._workload.model.parameters():
+            parameter.grad = None  # as the loop's `zero_grad()` does it before each backward
+        return answer
 
     def _batches_of_epoch(self, epoch: int) -> tuple[torch.Tensor, ...]:
         return split(self._data.source.order(epoch, self._job.seed), self._job.batch_size)

@@ -23,6 +23,7 @@ from torch import nn
 from weft.plan.buckets import Holder
 from weft.workers.compute.backward.freezing import Freezing
 from weft.workers.memory.bucket_memory import BucketMemory, shaped_like
+from weft.workers.snapshots.first_reads import is_asking
 from weft.workload.workload import WorkloadError
 
 Post = Callable[[int], None]
@@ -121,6 +122,8 @@ class StageGradients:
 
     def _accumulated(self, parameter: torch.Tensor, index: int, bucket: int) -> None:
         """autograd's call, once a parameter has all of a backward's gradient."""
+        if is_asking():  # a backward of the user's own, between two iterations
+            return
         place, gradient = self._now[index], parameter.grad
         if gradient is not place:
             assert gradient is not None

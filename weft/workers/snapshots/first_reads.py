@@ -62,6 +62,11 @@ def asking() -> Iterator[None]:
         _asking.asks = False
 
 
+def is_asking() -> bool:
+    """In this thread."""
+    return _asking.asks
+
+
 class CountedElsewhere:
     """Attributes that other stages change, and this one, when it was tried, neither changed nor read: what it has there
     is as old as the attempt, and what a step wrote there the others would not have. Those that the stages before change

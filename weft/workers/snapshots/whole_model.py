@@ -71,7 +71,7 @@ class WholeModel:
         try:
             for each in shown:
                 each.begin()
-            with asking():
+            with asking(), _own_gradients(model):
                 yield
             changed = [each.name for each in shown if each.has_changed()]
             changed += [name for name, flag in self._flags(model, optimizers).items() if before.get(name, flag) != flag]
@@ -121,6 +121,20 @@ class WholeModel:
                 yield _Shown(slots, key, name, before, before.cpu(), may_change=False)
             elif value is not None:
                 yield _Own(slots, key, name, value, may_change=self._has_one_replica)
+
+
+@contextmanager
+def _own_gradients(model: nn.Module | None) -> Iterator[None]:
+    """What a backward inside leaves in `grad` is no part of the next step: a loop's `zero_grad()` drops it."""
+    parameters = [] if model is None else list(model.parameters())
+    before = [parameter.grad for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.grad = None
+        yield
+    finally:
+        for parameter, gradient in zip(parameters, before, strict=True):
+            parameter.grad = gradient
 
 
 @dataclass(slots=True)
