@@ -243,6 +243,7 @@ def test_a_global_that_the_step_reads_acts_or_is_refused(machine: Any, stages: i
         assert "Workload.on_epoch has changed Workload.step.WEIGHT, of which" in machine.log_of(ended["job"])
 
 
+INTERLEAVED = {"schedule": "interleaved", "stages": 4, "microbatches": 2}
 KEEPS = """
 import torch
 from torch import nn
@@ -262,7 +263,8 @@ class Meter:
 def workload():
     LOSSES.clear()
     COUNTS["steps"] = 0
-    model, meter = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double(), Meter()
+    blocks = [nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(4)]
+    model, meter = nn.Sequential(*blocks).double(), Meter()
     model.kept = []
 
     def step(model, batch):
@@ -275,22 +277,24 @@ def workload():
         return loss
 
     def on_epoch(values):
-        return {"of_list": sum(LOSSES), "steps": COUNTS["steps"], "kept": sum(model.kept), "of_meter": meter.total}
+        kept = {"of_list": sum(LOSSES), "steps": COUNTS["steps"], "kept": sum(model.kept), "of_meter": meter.total}
+        return kept | {"buffers": sum(each[1].running_mean.sum() for each in model)}
 
-    data, names = (torch.randn(8, 4).double(),), ["of_list", "steps", "kept", "of_meter"]
+    data, names = (torch.randn(8, 4).double(),), ["of_list", "steps", "kept", "of_meter", "buffers"]
     return weft.Workload(model, data, step=step, optimizer=torch.optim.SGD, on_epoch=on_epoch, epoch_metrics=names)
 """
 
 
 @pytest.mark.slow(seconds=2)
-@pytest.mark.parametrize("stages", [1, 2])
-def test_it_reads_what_the_step_has_kept_beside_the_model(machine: Any, stages: int) -> None:
-    """Of two stages the first was asked, which has left the step before: lists were empty, and sums were 0."""
-    spec = machine.spec(KEEPS, strategy={"stages": stages}, epochs=2, batch_size=4)
+@pytest.mark.parametrize("strategy", [{"stages": 1}, {"stages": 2}, INTERLEAVED], ids=["1", "2", "interleaved"])
+def test_it_reads_what_the_step_has_kept_beside_the_model(machine: Any, strategy: dict[str, Any]) -> None:
+    """Of two stages the first was asked, which has left the step before: lists were empty, and sums were 0. And where a
+    worker has two stages, each with a model of its own, the first one's, which has not the second one's buffers."""
+    spec = machine.spec(KEEPS, strategy=strategy, epochs=2, batch_size=4)
     ended = machine.client.wait(machine.submit(spec), 60)
     assert ended["state"] == "completed", ended["error"]
     assert ended["validation"] == train(spec).validations[-1]
-    assert ended["validation"]["steps"] == 4
+    assert ended["validation"]["steps"] == 4 * strategy.get("microbatches", 1)
 
 
 KEPT_BY_FORWARD = """

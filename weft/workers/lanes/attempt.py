@@ -33,7 +33,7 @@ from weft.transport.memory.board import Board
 from weft.transport.memory.directory import Directory
 from weft.workers.compute.measured import Measured
 from weft.workers.compute.weights import Weights
-from weft.workers.devices.device import Accelerator, Device
+from weft.workers.devices.device import Device
 from weft.workers.lanes.evidence import Evidence, Tell
 from weft.workers.lanes.model_parts import ModelParts
 from weft.workers.lanes.operation import Operation, Run
@@ -41,7 +41,6 @@ from weft.workers.lanes.places import Places
 from weft.workers.memory.parcels import ParcelRing
 from weft.workers.snapshots.copies import Copies
 from weft.workers.snapshots.saved import Saved
-from weft.workers.snapshots.whole_model import WholeModel
 from weft.workload.data.batches import Batches
 from weft.workload.data.given_batches import is_weighed
 from weft.workload.entry import load_workload
@@ -69,8 +68,7 @@ class Attempt:
         """begins: the first iteration. snapshots: where they go. saved: what training goes on from. tell: which of them
         lacks a part, and what tasks make that is compared. again: as of ModelParts; unset, it loads the job again."""
         self.device, self.course = device, Course(view, begins)
-        self.num_tasks, self._asked = view.num_tasks, (workload.on_epoch, workload.epoch_metrics)
-        self._whole = WholeModel(workload, view, on_host=isinstance(device, Accelerator))
+        self.num_tasks = view.num_tasks
         self._waits, self._wakes, self.is_adjusted = view.waits, view.wakes, view.is_adjusted
         self.reports_iterations = spec.strategy.recovery == "iteration"
         self._turns, self._directory = Turns.of(spec.strategy), directory
@@ -179,14 +177,14 @@ class Attempt:
     def ask(self, values: Mapping[str, Any], arenas: Iterable[str]) -> EpochAnswer:
         """What the user's function says of what an epoch has come to. arenas: that would be saved. Errors:
         WorkloadError, and those of Directory."""
-        function, names = self._asked
-        assert function is not None
+        asked = self._parts.asked
+        assert asked.function is not None
         state = {name: tensor for arena in arenas for name, tensor in self._directory.find(arena).items().items()}
         with ExitStack() as stack:
             for cut in self._parts.cuts:
                 stack.enter_context(cut.lifted())
-            stack.enter_context(self._whole.shown(state, training=not values["validation"]))
-            answer = answer_of(function, names, values)
+            stack.enter_context(asked.whole.shown(state, training=not values["validation"]))
+            answer = answer_of(asked.function, asked.names, values)
         for shown in self._parts.shown.values():
             shown.begin()
         return answer

@@ -46,7 +46,7 @@ from weft.workers.compute.unit_state import Homes, copy_buffer, keep_state, move
 from weft.workers.compute.weights import Weights
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.lanes.loaded import Loaded
-from weft.workers.lanes.shown import Shown
+from weft.workers.lanes.shown import Asked, Shown
 from weft.workers.memory.bucket_memory import BucketMemory
 from weft.workers.memory.layer_window import LayerWindow
 from weft.workers.memory.parcels import ParcelRing
@@ -129,6 +129,7 @@ class ModelParts:
     def _add_stages(self, again: Callable[[], Workload]) -> set[int]:
         """Ids of the parameters that they have."""
         owned = own_parts(self._view, self._workload, again, self._device.torch)  # before any of them moves
+        self.asked = Asked.of(self._view, owned, self._workload, on_host=isinstance(self._device, Accelerator))
         for own in owned:
             pairs = zip(own.parameters, self._parameters, strict=True)
             self._in_buckets |= {id(its) for its, first in pairs if id(first) in self._in_buckets}

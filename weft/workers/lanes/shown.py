@@ -4,14 +4,17 @@ as buffers, where inspection has seen that."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from weft.workers.compute.model_part import ModelPart
+from weft.plan.worker_view import WorkerView
+from weft.workers.compute.model_part import ModelPart, OwnPart
 from weft.workers.snapshots.held import Held, Name
-from weft.workload.workload import WorkloadError
+from weft.workers.snapshots.whole_model import WholeModel
+from weft.workload.workload import EpochFunction, Workload, WorkloadError
 
 
 class Shown:
@@ -57,3 +60,21 @@ class Shown:
                 "was tried before training, so nobody has kept what it was; change it from the first step on, or keep "
                 "in buffers (register_buffer) what a step changes"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """`Workload.on_epoch`, as the step knows it that runs to its end here: stages of one worker may have a workload
+    each, with variables and a model of its own."""
+
+    function: EpochFunction | None
+    names: Sequence[str]
+    whole: WholeModel
+
+    @classmethod
+    def of(cls, view: WorkerView, owned: Sequence[OwnPart], workload: Workload, *, on_host: bool) -> Asked:
+        """owned: of the worker's stages, before any of them moves. workload: where it has none of the first replica."""
+        pairs = [(stage, own.workload) for stage, own in zip(view.stages, owned, strict=True) if stage.replica == 0]
+        asked = max(pairs, key=lambda pair: pair[0].stage)[1] if pairs else workload
+        own = [stage for stage, its in pairs if its is asked]
+        return cls(asked.on_epoch, asked.epoch_metrics, WholeModel(asked, view, own, on_host=on_host))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from weft.plan.plan import StagePlan
 from weft.plan.worker_view import WorkerView
 from weft.workers.snapshots.attributes import Attributes
 from weft.workers.snapshots.first_reads import asking
@@ -31,10 +32,10 @@ class WholeModel:
     """Of one worker's workload. It keeps none of what the worker has no use for, so there is nothing to be shown where
     no function of the user's has the model."""
 
-    def __init__(self, workload: Workload, view: WorkerView, *, on_host: bool) -> None:
-        """on_host: the model is another device's, and is shown in host memory."""
+    def __init__(self, workload: Workload, view: WorkerView, own: Sequence[StagePlan], *, on_host: bool) -> None:
+        """own: stages of the first replica that train this very model; another one may have one of its own here.
+        on_host: the model is another device's, and is shown in host memory."""
         self._model, self._on_host = weakref.ref(workload.model), on_host
-        own = [stage for stage in view.stages if stage.replica == 0]
         others = [stage for stage in view.first_stages if stage not in own]
         self._own = {name for stage in own for name in stage.state} - {name for each in others for name in each.state}
         self._elsewhere: list[weakref.ref[nn.Module]] = []  # units that others train and evaluate
@@ -44,7 +45,7 @@ class WholeModel:
             else:
                 self._elsewhere.append(weakref.ref(unit))
         self._optimizers = [each for _, each in found_from(workload.on_epoch, "on_epoch", torch.optim.Optimizer)]
-        self._is_alone = len(view.stages) == sum(replica.num_stages for replica in view.replicas)
+        self._is_alone = len(own) == sum(replica.num_stages for replica in view.replicas)
         self._read_elsewhere = ReadElsewhere(workload, is_alone=self._is_alone)
         self._has_one_replica = len(view.replicas) == 1
         named = list(dict(workload.model.named_parameters()).values())
