@@ -96,7 +96,9 @@ def test_a_line_says_what_on_epoch_does_not_find(
     (note,) = plan_notes(spec_of(stages=2), inspection, None, ((0, 2), (2, 3)))
     assert note.startswith("on_epoch: it refers to 0.history, which a forward in an earlier stage changes, ")
     (note,) = plan_notes(spec_of(replicas=2), inspection, None, ((0, 3),))
-    assert note.startswith("on_epoch: it refers to 0.history, 2.history, losses, which a step changes; of 2 replicas ")
+    assert note.startswith("on_epoch: it refers to 0.history, 2.history, losses, which a step changes; of several ")
+    (note,) = plan_notes(spec_of(recompute=True), inspection, None, ((0, 3),))
+    assert "under recompute each forward may change it twice" in note
 
 
 def test_nothing_is_said_where_every_batch_is_whole_or_nothing_depends_on_it(

@@ -60,7 +60,7 @@ def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | No
             "begins anew after a lost worker or a resume; keep numbers, text or tensors there, or in buffers"
         )
     replicas = spec.strategy.replica_list
-    yield from (*_lost_beside_notes(inspection), *_of_epoch_notes(inspection, cuts, len(replicas)))
+    yield from (*_lost_beside_notes(inspection), *_of_epoch_notes(inspection, cuts, spec.strategy))
     in_parts = len(replicas) > 1 or replicas[0].device != "cpu" or replicas[0].stages != 1
     bounded = spec.strategy.clip_norm is not None or spec.strategy.skip_nonfinite
     if inspection.joint_optimizer and (in_parts or bounded):
@@ -112,10 +112,9 @@ def _shapes_note(inspection: Inspection) -> str:
 
 def _copies_note(inspection: Inspection) -> str:
     num_bytes = snapshot_bytes(inspection)
-    seconds = num_bytes / inspection.copy_bytes_per_second
     return (
         f"snapshots: each iteration is copied, {size(num_bytes)} in all, which would take a lane that had "
-        f"all of it {duration(seconds)} more"
+        f"all of it {duration(num_bytes / inspection.copy_bytes_per_second)} more"
     )
 
 
@@ -200,7 +199,7 @@ def _lost_beside_notes(inspection: Inspection) -> Iterator[str]:
         )
 
 
-def _of_epoch_notes(inspection: Inspection, cuts: Cuts, num_replicas: int) -> Iterator[str]:
+def _of_epoch_notes(inspection: Inspection, cuts: Cuts, strategy: Strategy) -> Iterator[str]:
     names, keepers = (inspection.lost_beside.get(key, ()) for key in ("on_epoch", "on_epoch_units"))
     earlier = {unit.name for unit in inspection.units[: cuts[-1][0] if cuts else 0]}
     if elsewhere := [name for name, unit in zip(names, keepers, strict=True) if unit in earlier]:
@@ -208,10 +207,11 @@ def _of_epoch_notes(inspection: Inspection, cuts: Cuts, num_replicas: int) -> It
             f"on_epoch: it refers to {_listed(elsewhere)}, which a forward in an earlier stage changes, and runs in "
             "the last one's process, which has none of that; keep it in a buffer, or use strategy.stages = 1"
         )
-    if num_replicas > 1 and (others := [name for name in names if name not in elsewhere]):
+    if (others := sorted({*names} - {*elsewhere})) and (strategy.recompute or len(strategy.replica_list) > 1):
         yield (
-            f"on_epoch: it refers to {_listed(others)}, which a step changes; of {num_replicas} replicas it finds what "
-            "the first has; what a step returns is reported of all of them, by validations"
+            f"on_epoch: it refers to {_listed(others)}, which a step changes; of several replicas it finds what the "
+            "first has, and under recompute each forward may change it twice; what a step returns is reported by "
+            "validations, of all of them and once"
         )
 
 
