@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -194,6 +195,30 @@ def test_a_sampler_that_would_tell_every_loader_other_batches_is_refused() -> No
 def test_what_makes_no_such_batches_is_refused_with_a_remedy(sampler: Any, more: dict[str, Any], text: str) -> None:
     with pytest.raises(WorkloadError, match=f"^Workload.train: its batch_sampler, .*{text}"):
         batches(sampler, **more).check_sources()
+
+
+@pytest.mark.parametrize("kind", ["one list", "one tensor", "one array", "an array", "a set", "a generator", "keys"])
+def test_a_batch_is_what_was_given_when_the_next_is_asked_for_whatever_it_is_given_in(kind: str) -> None:
+    class Again(Made):
+        def __iter__(self) -> Iterator[Any]:
+            numbers: list[int] = []
+            tensor = torch.empty(4, dtype=torch.int64)
+            for batch in self.batches:
+                numbers[:] = batch
+                tensor[:] = torch.tensor(batch)
+                yield {
+                    "one list": numbers,
+                    "one tensor": tensor,
+                    "one array": tensor.numpy(),
+                    "an array": np.array(batch),
+                    "a set": set(batch),
+                    "a generator": (number for number in numbers),
+                    "keys": dict.fromkeys(batch),
+                }[kind]
+
+    made = batches(Again([4, 4, 4]))
+    expected = Made([4, 4, 4]).batches
+    assert [trained(made, iteration, [1]) for iteration in iterations(made)] == [[(each, 4)] for each in 2 * expected]
 
 
 def test_one_without_a_length_needs_steps() -> None:

@@ -8,9 +8,10 @@ several at some, and of a smaller one a short run may have none. Such a run gets
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
@@ -72,6 +73,14 @@ def check_sizes(what: str, sizes: Sequence[int], batch_size: int) -> None:
         )
 
 
+def as_given(batch: Any) -> Any:
+    """What a sampler gives as a batch, as a list, where it can be gone through. It is taken before the next is asked
+    for, as a DataLoader takes it: a sampler may fill one list, or one array, again for each batch."""
+    if isinstance(batch, (torch.Tensor, np.ndarray)):
+        return batch.tolist()
+    return list(batch) if isinstance(batch, Iterable) and not isinstance(batch, str) else batch
+
+
 class GivenBatches:
     """Of a `batch_sampler`: what it gave for the passes over the data that have been drawn. Batches are counted over
     all passes, one behind another."""
@@ -95,7 +104,7 @@ class GivenBatches:
         return torch.arange(expected) + number * self._num_batches
 
     def _numbers(self, batch: Any, which: str) -> list[int]:
-        if not isinstance(batch, (Sequence, torch.Tensor)) or not all(hasattr(each, "__index__") for each in batch):
+        if not isinstance(batch, list) or not all(hasattr(each, "__index__") for each in batch):
             raise WorkloadError(f"{self._what} gave {kind_of(batch)} as {which}; let it give lists of sample numbers")
         if len(batch) == 0:
             raise WorkloadError(f"{self._what} gave no sample in {which}; let it leave out what is empty")

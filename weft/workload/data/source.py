@@ -43,7 +43,7 @@ from torch.utils.data import (
 from weft.plan.error_places import within
 from weft.spec.job_spec import JobSection
 from weft.workload.data.datasets import Field, Tensors, Whole, dataset_of, gives_several
-from weft.workload.data.given_batches import GivenBatches
+from weft.workload.data.given_batches import GivenBatches, as_given
 from weft.workload.data.sampler import checked_order, is_plain, lasting, length_of
 from weft.workload.data.stream import ItemStream, stream_of
 from weft.workload.data.tree import flatten
@@ -197,7 +197,8 @@ class DataSource:
                 if isinstance(own := getattr(each, "generator", None), torch.Generator):
                     own.manual_seed(seed + number)
             is_part = self.is_endless or self._length < self.num_items
-            return list(islice(sampler, self._length) if is_part else sampler)
+            given = islice(sampler, self._length) if is_part else sampler
+            return list(given if self.batches is None else map(as_given, given))
 
 
 def source_of(
