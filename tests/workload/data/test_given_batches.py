@@ -386,6 +386,56 @@ def test_ready_batches_are_about_as_large_as_the_job_says() -> None:
         ready([ready_batch(range(4))], 1).check_sources()
 
 
+class Named:
+    def __init__(self, samples: torch.Tensor) -> None:
+        self.samples, self.names = samples, [str(each) for each in samples.tolist()]
+
+
+SAMPLES = torch.arange(4)
+
+
+def as_they_are(batch: Any) -> Any:
+    return batch
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ("0", "1", "2", "3"),
+        (0, 1, 2, 3),
+        list(SAMPLES.unbind()),
+        [{"label": number, "name": "a"} for number in range(4)],
+        [(SAMPLES[number], None) for number in range(4)],
+    ],
+)
+def test_what_a_ready_batch_has_one_of_for_each_sample_is_divided_with_the_samples(values: Any) -> None:
+    loader: DataLoader[Any] = DataLoader([{"x": SAMPLES, "values": values}], batch_size=None, collate_fn=as_they_are)
+    made = Workload(nn.Linear(1, 1), loader, optimizer=lambda params: torch.optim.SGD(params, 0.1), step=step)
+    of_job = Batches(made, seed=3, batch_size=4)
+    iteration = iterations(of_job, epochs=1)[0]
+    told = [of_job.batch(iteration, Part(number, 2 * number, 2)) for number in range(2)]
+    halves = [build(skeleton, tensors) for tensors, skeleton in told]
+    assert [half["x"].tolist() for half in halves] == [[0, 1], [2, 3]]
+    assert [half["values"] for half in halves] == [values[:2], values[2:]]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ([torch.zeros(4, 2)] * 4, "a list of 4 items with 4 rows each, beside tensors of 4 samples"),
+        (
+            torch.sparse_coo_tensor(torch.zeros(4, 4), torch.ones(4), (2, 2, 2, 2), check_invariants=False),
+            "a tensor of layout sparse_coo",
+        ),
+        (Named(SAMPLES), "Named with a list of 4 in it, beside tensors of 4 samples"),
+    ],
+)
+def test_a_ready_batch_that_does_not_tell_where_its_samples_are_is_not_divided(value: Any, text: str) -> None:
+    made = ready([{"x": torch.zeros(4), "y": value}])
+    with pytest.raises(WorkloadError, match=f"and a batch of it, {text}.*, cannot be divided into microbatches: let"):
+        made.batch(iterations(made, epochs=1)[0], Part(0, 0, 2))
+
+
 def test_a_collate_for_samples_does_not_go_with_ready_batches() -> None:
     with pytest.raises(WorkloadError, match=r"with batch_size = None the items of Workload\.train's DataLoader are b"):
         ready([ready_batch([1])], collate=tuple)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
-from weft.workload.data.tree import Skeleton, part_of
+from weft.workload.data.tree import Skeleton, build, flatten, part_of
 from weft.workload.workload import Workload, WorkloadError, kind_of
 
 PASSES_TRIED: Final = 2  # before training
@@ -170,11 +170,19 @@ def divided(batch: Parts, run: PlaceRun, field: str) -> Parts:
         return batch
     found = num_samples(tensors)
     if not found:
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
-        raise WorkloadError(
-            f"Workload.{field}: its DataLoader has batch_size = None, and a batch of it, tensors of shapes {shapes}, "
-            "cannot be divided into microbatches: let all of them have the samples along the first dimension, let the "
-            "dataset give single samples, or use strategy.microbatches = 1 and one replica"
-        )
+        raise _undivided(field, f"tensors of shapes {', '.join(str(tuple(tensor.shape)) for tensor in tensors)}")
     rows = run.rows(found)
-    return [tensor[rows] if tensor.dim() else tensor for tensor in tensors], part_of(skeleton, found, rows)
+    try:
+        part = part_of(skeleton, tensors, found, rows)
+    except WorkloadError as error:
+        raise _undivided(field, f"{error}, beside tensors of {found} samples") from None
+    parted = [tensor[rows] if tensor.dim() else tensor for tensor in tensors]
+    return flatten(build(part, parted))
+
+
+def _undivided(field: str, what: str) -> WorkloadError:
+    return WorkloadError(
+        f"Workload.{field}: its DataLoader has batch_size = None, and a batch of it, {what}, cannot be divided into "
+        "microbatches: let all of its tensors have the samples along the first dimension, let the dataset give single "
+        "samples, or use strategy.microbatches = 1 and one replica"
+    )

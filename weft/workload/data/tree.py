@@ -164,14 +164,23 @@ def with_tensors(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -
     return build(skeleton, [function(tensor) for tensor in tensors])
 
 
-def part_of(skeleton: Skeleton, length: int, rows: slice) -> Skeleton:
-    """With these items of each list of so many numbers or strings: names, say, of a batch's samples."""
+def part_of(skeleton: Skeleton, tensors: Sequence[torch.Tensor], length: int, rows: slice, depth: int = 0) -> Skeleton:
+    """With these items of each list or tuple of so many that have no rows of their own: names, say, of samples. Raises
+    WorkloadError for what does not tell where its samples are."""
     if isinstance(skeleton, (_Tensor, _Constant)):
         return skeleton
     parts = skeleton.children
-    if isinstance(skeleton, _Sequence) and skeleton.kind is list and len(parts) == length:
-        parts = parts[rows] if all(isinstance(each, _Constant) for each in parts) else parts
-    children: Any = tuple(part_of(each, length, rows) for each in parts)
+    if isinstance(skeleton, _Sequence) and skeleton.kind in (list, tuple) and len(parts) == length > 1:
+        if not any(tensor.dim() for tensor in flatten([build(each, tensors) for each in parts])[0]):
+            return dataclasses.replace(skeleton, children=parts[rows])
+        if depth and all(difference(each, parts[0]) is None for each in parts):
+            raise WorkloadError(f"a {skeleton.kind.__name__} of {length} items with {length} rows each")
+    own = getattr(build(skeleton, tensors), "__dict__", {}) if isinstance(skeleton, _Object) else {}
+    if isinstance(skeleton, _Sparse) or any(
+        isinstance(each, (list, tuple)) and len(each) == length for each in own.values()
+    ):
+        raise WorkloadError(f"{_described(skeleton)}{f' with a list of {length} in it' * bool(own)}")
+    children: Any = tuple(part_of(each, tensors, length, rows, depth + 1) for each in parts)
     return dataclasses.replace(skeleton, children=children)
 
 
