@@ -12,7 +12,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+    default_collate,
+)
 
 from weft.plan.division import Part, divide
 from weft.plan.itinerary import Iteration, Itinerary
@@ -266,3 +274,29 @@ def test_samples_that_do_not_fit_the_slots_are_refused(inputs: torch.Tensor, kin
 def test_data_that_is_no_dataset_is_refused_by_its_field(data: Any, text: str) -> None:
     with pytest.raises(WorkloadError, match=text):
         Batches(workload(data), seed=0)
+
+
+def test_samples_that_collate_leaves_out_are_told_where_microbatches_would_count_them() -> None:
+    items = [None if number % 4 == 1 else (torch.ones(2), torch.ones(1)) for number in range(8)]
+
+    def without_none(some: list[Any]) -> Any:
+        return default_collate([item for item in some if item is not None])
+
+    def instead_of_none(some: list[Any]) -> Any:
+        return default_collate([item or (torch.zeros(2), torch.zeros(1)) for item in some])
+
+    def made(collate: Any, **more: Any) -> Batches:
+        return Batches(Workload(nn.Linear(2, 1), items, optimizer=torch.optim.SGD, collate=collate, **more), seed=0)
+
+    whole = Iteration(index=0, training=True, epoch=0, step=0, start=0, size=8)
+    half = Part(1, 4, 4)
+    told = r"is None, and collate leaves it out, so this microbatch of 4 samples has 2; give Workload.weight"
+    with_step: dict[str, Any] = {"step": lambda model, batch: model(batch[0]).mean()}
+    with_loss: dict[str, Any] = {"loss": nn.functional.mse_loss}
+    with pytest.raises(WorkloadError, match=told):
+        made(without_none, **with_step).batch(whole, half)
+    with pytest.raises(WorkloadError, match=told):
+        made(without_none, **with_loss).load(whole, half)
+    made(without_none, **with_step).batch(whole, Part(0, 0, 8))
+    made(without_none, **with_step, weight=lambda batch: len(batch[0])).batch(whole, half)
+    made(instead_of_none, **with_step).batch(whole, half)

@@ -178,7 +178,7 @@ class Batches:
             pair = inputs, targets
         else:
             seed_loading(self._seed, iteration.step, part.number)
-            pair = pair_of(source, indices.tolist())
+            pair = pair_of(source, indices.tolist(), counts_all=self._counts_all(iteration, part))
         if into is not None:
             for value, slot in zip(pair, into, strict=True):
                 _check_fits(source.field, indices, tuple(value.shape), value.dtype, slot)
@@ -195,13 +195,17 @@ class Batches:
             (tensors, skeleton), run = self._whole(source, iteration, part)
         else:
             seed_loading(self._seed, iteration.step, part.number)
-            tensors, skeleton = batch_of(source, numbers)
+            tensors, skeleton = batch_of(source, numbers, counts_all=self._counts_all(iteration, part))
         told = difference(skeleton, self._first_structure(source, iteration, part, skeleton))
         if told is not None:
             raise WorkloadError(
                 f"a batch of {samples_place(source.field, numbers)}: {told}; every batch must have the same structure"
             )
         return (tensors, skeleton) if run is None else divided((tensors, skeleton), run, source.field)
+
+    def _counts_all(self, iteration: Iteration, part: Part) -> bool:
+        """Whether a microbatch counts as many samples as it is given, beside others."""
+        return self._weight is None and part.size < iteration.size
 
     def _whole(self, source: DataSource, iteration: Iteration, part: Part) -> tuple[Parts, PlaceRun]:
         """A batch that is ready, and which of its places are asked for. Several microbatches have parts of one."""

@@ -13,6 +13,7 @@ import torch
 
 from weft.plan.error_places import samples_place, within
 from weft.workload.data.collating import collate_items
+from weft.workload.data.given_batches import num_samples
 from weft.workload.data.source import DataSource
 from weft.workload.data.tree import Skeleton, difference, flatten, ways
 from weft.workload.workload import WorkloadError, kind_of
@@ -20,14 +21,19 @@ from weft.workload.workload import WorkloadError, kind_of
 _Check = Callable[[str, Sequence[int], Sequence[Any]], None]
 
 
-def pair_of(source: DataSource, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a workload with a loss: (inputs, targets), samples first.
+def pair_of(
+    source: DataSource, numbers: Sequence[int], *, counts_all: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a workload with a loss: (inputs, targets), samples first. counts_all: they are a part of a batch, and all
+    of them count.
 
     What __getitem__ and collate raise passes, with the samples' numbers. Raises WorkloadError for what are no pairs, or
     do not go together.
     """
     items = _items(source, numbers)
     samples = _collated(source, numbers, items, _check_pairs)
+    if counts_all:
+        _check_all_are_in(source, numbers, items, samples)
     first = samples_place(source.field, numbers[:1])
     is_two = isinstance(samples, (tuple, list)) and len(samples) == 2
     if source.collate is not None and not (is_two and all(isinstance(part, torch.Tensor) for part in samples)):
@@ -42,12 +48,18 @@ def pair_of(source: DataSource, numbers: Sequence[int]) -> tuple[torch.Tensor, t
     return inputs, targets
 
 
-def batch_of(source: DataSource, numbers: Sequence[int]) -> tuple[list[torch.Tensor], Skeleton]:
+def batch_of(
+    source: DataSource, numbers: Sequence[int], *, counts_all: bool = False
+) -> tuple[list[torch.Tensor], Skeleton]:
     """Of a workload with a step: the tensors of the samples' batch, and the skeleton that `tree.build` puts them in.
+    counts_all: as of `pair_of`.
 
     Errors are those of `pair_of`; WorkloadError for what no batch is made of, too.
     """
-    batch = _collated(source, numbers, _items(source, numbers), _check_items)
+    items = _items(source, numbers)
+    batch = _collated(source, numbers, items, _check_items)
+    if counts_all:
+        _check_all_are_in(source, numbers, items, batch)
     with within(lambda: f"in a batch of {samples_place(source.field, numbers)}"):
         return flatten(batch)
 
@@ -87,6 +99,22 @@ def _collated(source: DataSource, numbers: Sequence[int], items: list[Any], chec
         except Exception:
             check(source.field, numbers, items)
             raise
+
+
+def _check_all_are_in(source: DataSource, numbers: Sequence[int], items: Sequence[Any], batch: Any) -> None:
+    """Raises WorkloadError where collate leaves out samples that are None: microbatches would be weighed by the samples
+    that they were given."""
+    if all(item is not None for item in items):
+        return
+    left = [item for item in items if item is not None]
+    if num_samples(flatten(batch)[0]) == len(left):
+        number = next(number for number, item in zip(numbers, items, strict=True) if item is None)
+        raise WorkloadError(
+            f"{samples_place(source.field, [number])} is None, and collate leaves it out, so this microbatch of "
+            f"{len(items)} samples has {len(left)}; give Workload.weight, a function that tells how many samples a "
+            "batch has, or a dataset without such samples (torch.utils.data.Subset), or use strategy.microbatches = 1 "
+            "and one replica"
+        )
 
 
 def _check_pairs(field: str, numbers: Sequence[int], items: Sequence[Any]) -> None:
