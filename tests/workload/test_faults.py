@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from weft.machine.checkpoint_files import CheckpointError
+from weft.plan.error_places import IN_COLLATE, within
 from weft.spec.job_spec import JobSpec, SpecError
 from weft.transport.wire.worker_messages import checked
 from weft.workers.compute.pairs import DataPair
@@ -284,6 +285,12 @@ def test_samples_that_make_no_batch_are_told_with_what_does(samples: list[Any]) 
     with pytest.raises(RuntimeError) as caught:
         torch.stack([torch.zeros(2), torch.zeros(1)])
     assert COLLATE not in fault_of(caught.value).message, "a model's own"
+
+
+def test_who_has_given_a_collate_that_raises_is_not_told_to_give_one() -> None:
+    with pytest.raises(IndexError) as caught, within(IN_COLLATE):
+        torch.utils.data.default_collate([])
+    assert fault_of(caught.value).message.endswith("weft: in Workload.collate\n")
 
 
 @pytest.mark.parametrize("made", ["args = 3", "import sys\n    for args in sys.path: pass"])

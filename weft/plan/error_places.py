@@ -12,6 +12,7 @@ from types import TracebackType
 MAX_SAMPLES = 8
 TRIED_STEP = "in the step, tried before training"
 TRIED_BACKWARD = "in backward of the step, tried before training"
+IN_COLLATE = "in Workload.collate"
 
 _MARK = "weft: "  # tells our notes from the user's own
 

@@ -15,7 +15,7 @@ from weft.machine.checkpoint_files import CheckpointError
 from weft.machine.descriptors import all_open, has_run_out
 from weft.machine.free_memory import SharedMemoryFull
 from weft.machine.run_file import RunFileError
-from weft.plan.error_places import places_of, samples_place
+from weft.plan.error_places import IN_COLLATE, places_of, samples_place
 from weft.spec.job_spec import SpecError
 from weft.workload.code.version import CodeChanged
 from weft.workload.compiling.compiler import cannot_compile, is_compilers
@@ -110,7 +110,7 @@ def fault_of(error: BaseException) -> Fault:
 def _remedy(error: BaseException) -> str:
     told, raised = _text(error), traceback.extract_tb(error.__traceback__)[-1:]
     if raised and raised[0].filename.endswith(_DEFAULT_COLLATE):
-        return COLLATE
+        return "" if IN_COLLATE in places_of(error) else COLLATE
     if raised and isinstance(error, NameError) and _is_of_main_alone(str(error.name), raised[0].filename):
         return OF_MAIN_ALONE.format(name=error.name)
     return next((remedy for sign, remedy in _REMEDIES.items() if sign in told), "")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from weft.plan.error_places import samples_place, within
+from weft.plan.error_places import IN_COLLATE, samples_place, within
 from weft.workload.data.collating import collate_items
 from weft.workload.data.given_batches import num_samples
 from weft.workload.data.source import DataSource
@@ -92,7 +92,7 @@ def _collated(source: DataSource, numbers: Sequence[int], items: list[Any], chec
     """check: raises WorkloadError for the first item that differs from the first one."""
     with within(lambda: f"in a batch of {samples_place(source.field, numbers)}"):
         if source.collate is not None:
-            with within("in Workload.collate"):
+            with within(IN_COLLATE):
                 return source.collate(items)
         try:
             return collate_items(items)
