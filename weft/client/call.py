@@ -9,7 +9,6 @@ if __name__ == "__main__":
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,16 +16,14 @@ from typing import Any
 
 from weft.client.client import Client, DaemonUnreachable
 from weft.client.console import ended_sentence
-from weft.client.embedded import Daemon
+from weft.client.embedded import Daemon, workers_for
 from weft.client.entry import check_not_inside_an_entry, entry_of, taken_apart
 from weft.client.foreground import run_in_foreground
 from weft.client.trained import Trained
 from weft.plan.schedules.given import problem_of_job
 from weft.spec.job_spec import JobSpec, SpecError
 from weft.spec.schedule_text import read_grid_file
-from weft.spec.settings import load_settings
 from weft.spec.strategy import Strategy
-from weft.spec.workers_needed import workers_needed
 from weft.transport.wire.frames import Message
 
 
@@ -118,7 +115,7 @@ def _client(socket: Path | str | None, daemon: Daemon | None, strategy: Strategy
     if running is not None and (socket is not None or _answers(running)):
         yield running
         return
-    with daemon or Daemon(workers=_num_workers(strategy), loaders=strategy.loaders) as client:
+    with daemon or Daemon(workers=workers_for(strategy), loaders=strategy.loaders) as client:
         yield client
 
 
@@ -128,11 +125,3 @@ def _answers(client: Client) -> bool:
     except DaemonUnreachable:
         return False
     return True
-
-
-def _num_workers(strategy: Strategy) -> int | None:
-    """CPU workers of a daemon for this job alone; None where WEFT_WORKERS or weft.toml say how many, and for all that
-    there are cores for."""
-    if strategy.is_auto or "workers" in load_settings({}, os.environ, None).model_fields_set:
-        return None
-    return max(1, workers_needed(strategy).get("cpu", 0))

@@ -26,6 +26,9 @@ from types import TracebackType
 from typing import BinaryIO
 
 from weft.client.client import Client, DaemonUnreachable
+from weft.spec.settings import load_settings
+from weft.spec.strategy import Strategy
+from weft.spec.workers_needed import workers_needed
 from weft.transport.wire.runtime_directory import MAX_PATH_BYTES
 
 START_SECONDS = 60.0  # a start takes under a second; a machine that swaps takes longer
@@ -53,6 +56,15 @@ class DaemonDied(DaemonUnreachable):
         knows_why = bool(lines) and all(line.startswith(_SAID) for line in lines)  # and nothing happened before
         told = f"the embedded daemon died ({how}); it last wrote:\n{plain or '(nothing)'}"
         Exception.__init__(self, plain if knows_why else told)
+
+
+def workers_for(strategy: Strategy) -> int | None:
+    """CPU workers of a daemon for this job alone; None where WEFT_WORKERS or weft.toml say how many, and for all that
+    there are cores for."""
+    takes_all = strategy.is_auto or strategy.threads == "all"
+    if takes_all or "workers" in load_settings({}, os.environ, None).model_fields_set:
+        return None
+    return max(1, workers_needed(strategy).get("cpu", 0))
 
 
 class Daemon:

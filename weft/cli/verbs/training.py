@@ -25,6 +25,7 @@ from weft.cli.verbs.options import (
 from weft.client.client import Client
 from weft.client.result import result_json, to_json
 from weft.spec.source import working_directory
+from weft.spec.strategy import Strategy
 from weft.transport.wire.frames import Message
 
 
@@ -49,7 +50,8 @@ def run(
 
     Of FILE.py the function `workload` is trained, and needs no TOML: weft run train.py --batch-size 100 --epochs 10.
     Where the spec has no [strategy] one is chosen, if the job is long enough for that; an empty table is one worker.
-    Run directories are made in ./runs unless --runs-dir says otherwise.
+    Run directories are made in ./runs unless --runs-dir says otherwise. Without --workers there are as many as cores,
+    or as the strategy needs, if that is more.
     """
     job_spec = told.load(spec)
     if reference:
@@ -68,7 +70,7 @@ def run(
 
         job_spec = or_auto(job_spec)
         daemon = Daemon(
-            workers=workers,
+            workers=_enough(job_spec.strategy, threads, stand_ins) if workers is None else workers,
             threads=threads,
             stand_ins=stand_ins,
             gpus=gpus,
@@ -80,6 +82,16 @@ def run(
             result, shown = run_in_foreground(client, job_spec)
         lanes = shown["lanes"] or {}
     finish(result, lanes, json, sys.stdout)
+
+
+def _enough(strategy: Strategy, threads: int | None, stand_ins: int | None) -> int | None:
+    """CPU workers, where the job needs more than there are cores for; None otherwise."""
+    from weft.client.embedded import workers_for
+    from weft.spec.settings import load_settings
+
+    usual = load_settings({"threads": threads, "stand_ins": stand_ins}, os.environ, None)
+    needed = workers_for(strategy)
+    return needed if needed and needed > usual.num_workers(len(os.sched_getaffinity(0))) else None
 
 
 @guarded
