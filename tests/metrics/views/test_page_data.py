@@ -156,8 +156,10 @@ def test_the_tail_has_the_same_window_as_the_whole(iterations: int, finished: in
     assert sum(map(len, recent.packed.values())) < whole / 4
 
 
-def test_the_tail_grows_until_it_reaches_lanes_that_report_late() -> None:
-    recording = wide_recording(2, 4, 400)
+@pytest.mark.parametrize("facts", [{}, {"dropped": []}], ids=["not told", "nothing"])
+def test_the_tail_grows_until_it_reaches_lanes_that_report_late(facts: dict[str, Any]) -> None:
+    """Of a recording that has dropped nothing the tail lacks rows all the same: it ended iterations too early."""
+    recording = replace(wide_recording(2, 4, 400), facts=facts)
     late, early = recording.programs
     behind = recording.packed[late][: len(recording.packed[late]) // 2]
     uneven = replace(recording, packed={late: behind, early: recording.packed[early]}, finished=199)

@@ -101,7 +101,9 @@ def tail(recording: Recording, iterations: int) -> Recording:
         if all(len(packed) <= sizes.get(lane, 0) for lane, packed in recording.packed.items()):
             return recording
         newest = {lane: packed[-size:] for lane, size in sizes.items() if (packed := recording.packed.get(lane, b""))}
-        recent = replace(recording, packed=newest)
+        cut = [lane for lane, packed in newest.items() if len(packed) < len(recording.packed[lane])]
+        dropped = [*recording.facts.get("dropped", recording.programs), *cut]
+        recent = replace(recording, packed=newest, facts={**recording.facts, "dropped": dropped})
         window = window_of(recent, iterations)
         if window is not None and (len(window.iterations) == iterations or window.iterations[0] == 1):
             return recent
