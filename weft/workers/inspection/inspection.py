@@ -299,10 +299,8 @@ def _inspected(
     looks = learns and not changing and not batches.streams
     again = run_again(workload, spec, batches, max(trained), device, specs) if looks else {}
     compiled_calls = _compiled_ahead(workload.model, spec, device)
-    own_updates = hook is None and _device_updates(specs, device)  # a hook may want all of the model in one place
-    on_host, on_device = update_times(
-        workload, optimizer, sample, device, host=_host_updates(specs, device), own=own_updates
-    )
+    own = hook is None and _device_updates(specs, device)  # a hook may want all of the model in one place
+    on_host, on_device = update_times(workload, optimizer, sample, device, host=_host_updates(specs, device), own=own)
     if hook is not None:  # it may keep a mean in parameters that nobody trains
         kept = {id(each) for each in workload.model.parameters() if not each.requires_grad} - required
         changing |= {name for name in changes.names() if id(workload.model.get_parameter(name)) in kept}
