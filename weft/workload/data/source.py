@@ -280,10 +280,8 @@ def _of_loader(
                 "iterates over it; let the dataset, `collate_fn` or the step do what that does with batches"
             )
     batches = loader.batch_sampler
-    if batches is None:
-        return _of_ready(loader, dataset, workload, field, batch_size, steps)
     if type(batches) is not BatchSampler:
-        return _of_batches(loader, dataset, workload, field, batch_size, steps)
+        return _of_users_batches(loader, dataset, workload, field, batch_size, steps)
     sampler, drop_last, its_size = batches.sampler, batches.drop_last, batches.batch_size
     if field == "train" and batch_size is not None and its_size not in (1, batch_size):
         raise WorkloadError(
@@ -299,7 +297,7 @@ def _of_loader(
     return DataSource(
         field=field,
         dataset=dataset,
-        collate=workload.collate or _own_collate(loader.collate_fn),
+        collate=_users_collate(loader, workload),
         sampler=own,
         in_order=field == "validation" or isinstance(dataset, ItemStream) or isinstance(sampler, SequentialSampler),
         num_items=size,
@@ -309,58 +307,38 @@ def _of_loader(
     )
 
 
-def _of_batches(
+def _of_users_batches(
     loader: DataLoader[Any],
     dataset: Dataset[Any],
     workload: Workload,
     field: Field,
-    batch_size: int | None,
+    places: int | None,
     steps: int | None,
 ) -> DataSource:
-    sampler: Any = loader.batch_sampler
-    places, varies = batch_size or 1, workload.step is not None or batch_size is None
-    length = length_of(sampler, field)
-    size = lasting(sampler, field, steps, of_what="batches") if length is None else length
-    return DataSource(
-        field=field,
-        dataset=dataset,
-        collate=workload.collate or _own_collate(loader.collate_fn),
-        sampler=sampler,
-        places=places,
-        batches=GivenBatches(sampler, field, places=places, num_batches=size, varies=varies),
-        in_order=field == "validation",
-        num_items=size,
-        size=size,
-        needed=steps,
-        is_endless=length is None,
-    )
-
-
-def _of_ready(
-    loader: DataLoader[Any],
-    dataset: Dataset[Any],
-    workload: Workload,
-    field: Field,
-    batch_size: int | None,
-    steps: int | None,
-) -> DataSource:
-    if workload.collate is not None:
+    """Of a batch_sampler, or of items that are batches. places: the job's batch size."""
+    is_ready, is_stream = loader.batch_sampler is None, isinstance(dataset, ItemStream)
+    if is_ready and workload.collate is not None:
         raise WorkloadError(
             f"Workload.collate makes batches of samples, and with batch_size = None the items of Workload.{field}'s "
             "DataLoader are batches; leave out the one or the other"
         )
-    num_items, is_stream = _len(dataset), isinstance(dataset, ItemStream)
-    own = None if is_stream or is_plain(loader.sampler, num_items) else loader.sampler
+    num_items: int = _len(dataset)
+    sampler: Any = loader.sampler if is_ready else loader.batch_sampler
+    own = None if is_ready and (is_stream or is_plain(sampler, num_items)) else sampler
     length = num_items if own is None else length_of(own, field)
     size = lasting(own, field, steps, of_what="batches") if length is None else length
+    batches, varies = None, workload.step is not None or places is None
+    if not is_ready:
+        batches = GivenBatches(sampler, field, places=places or 1, num_batches=size, varies=varies)
     return DataSource(
         field=field,
         dataset=dataset,
-        collate=lambda items: loader.collate_fn(*items),
+        collate=(lambda items: loader.collate_fn(*items)) if is_ready else _users_collate(loader, workload),
         sampler=own,
-        places=batch_size or 1,
-        is_ready=True,
-        in_order=field == "validation" or is_stream or isinstance(loader.sampler, SequentialSampler),
+        places=places or 1,
+        batches=batches,
+        is_ready=is_ready,
+        in_order=field == "validation" or is_stream or isinstance(sampler, SequentialSampler),
         num_items=size,
         size=size,
         needed=steps,
@@ -395,5 +373,6 @@ def _kept(size: int, batch_size: int, field: Field) -> int:
     return size - size % batch_size
 
 
-def _own_collate(function: CollateFunction) -> CollateFunction | None:
-    return None if function in (default_collate, default_convert) else function
+def _users_collate(loader: DataLoader[Any], workload: Workload) -> CollateFunction | None:
+    own = loader.collate_fn
+    return workload.collate or (None if own in (default_collate, default_convert) else own)
