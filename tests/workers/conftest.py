@@ -36,9 +36,12 @@ class Beside(Server):
     """The directory's blocks, without a process in between."""
 
     def connect(self) -> None:
-        self.blocks: Any = Blocks()
         self.layouts: Any = {}
+        self.blocks: Any = Blocks(self.layouts)
         self.handles: Any = {}
+
+    def _is_there(self) -> bool:
+        return True
 
 
 class Local(Directory):

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from weft.spec.job_spec import JobSpec
+from weft.workload.code.entry_file import module_name
 from weft.workload.entry import LOADED_BEFORE, files_of_job, foreign_modules, load_workload, unload
 from weft.workload.faults import fault_of
 from weft.workload.workload import Workload, WorkloadError
@@ -154,6 +155,18 @@ def test_an_edited_file_takes_effect_at_once_in_the_next_job(write: Write, tmp_p
         unload(spec, before)
         assert not {"package", "package.part"} & set(sys.modules)
     assert not list(tmp_path.rglob("*.pyc"))
+
+
+def test_a_file_that_is_loaded_again_has_code_of_its_own(write: Write) -> None:
+    """What torch.compile keeps of a function it keeps with its code."""
+    codes = []
+    for _ in range(2):
+        spec = write()
+        load_workload(spec)
+        codes.append(sys.modules[module_name(spec.entry_file)].workload.__code__)
+        unload(spec, set(sys.modules))
+    assert codes[0] == codes[1]
+    assert codes[0] is not codes[1]
 
 
 def test_unloading_takes_what_the_job_imported_and_keeps_what_was_there_before(write: Write, tmp_path: Path) -> None:

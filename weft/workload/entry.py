@@ -8,10 +8,7 @@ where the job's directory is the one that they are in.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
-import importlib.machinery
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -23,11 +20,11 @@ from torch import nn
 
 from weft.spec.job_spec import JobSpec, SpecError, is_unicode
 from weft.spec.presets import AUTO
-from weft.spec.source import ENTRY_MODULE
 from weft.workload.building import NeedsValuesError, Sink, numbered
+from weft.workload.code.entry_file import import_entry, module_name, package_of
 from weft.workload.code.installed import is_installed
 from weft.workload.code.main_module import look_in, look_nowhere
-from weft.workload.code.own_classes import forget_modules, note_modules
+from weft.workload.code.own_classes import forget_modules, note_module
 from weft.workload.code.packages import import_remedy
 from weft.workload.code.torchs_own import put_back
 from weft.workload.compiling.compiled import compile_units
@@ -74,14 +71,15 @@ def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
         spec.check_files()
     except SpecError as error:
         raise WorkloadError(str(error)) from None
-    check_named(spec.entry_file, spec.entry_function)
+    entry = spec.entry_file
+    check_named(entry, spec.entry_function)
     _own_argv[:] = _own_argv or [sys.argv]
-    sys.argv = [str(spec.entry_file)]
-    look_in(_module_name(spec.entry_file))
+    sys.argv = [str(entry)]
+    look_in(name := module_name(entry))
     with _import_settings(spec), numbered(sink):
         seed_all(spec.job.seed)
         with _once_more("file", spec):
-            module = _import_entry(spec.entry_file, _package_of(spec))
+            module = import_entry(entry, name, package_of(spec))
         function = _entry_function(spec, module)
         _check_arguments(function, spec)
         seed_all(spec.job.seed)
@@ -89,7 +87,7 @@ def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
             result = function(**spec.job.args)
     workload = _checked(result, spec)
     check_modes(workload.model)
-    note_modules(workload.model)
+    note_module(workload.model, name)
     check_values(workload.model)
     if is_cut_by_calls(workload):
         check_plain(workload.model)
@@ -114,15 +112,16 @@ def unload(spec: JobSpec, before: Collection[str]) -> None:
     if _own_argv:
         sys.argv = _own_argv.pop()
     directory = Path(spec.directory).resolve()
-    sys.modules.pop(_module_name(spec.entry_file), None)
-    names = [name for name in set(sys.modules) - set(before) if name.partition(".")[0] != "weft"]
+    sys.modules.pop(module_name(spec.entry_file), None)
+    names = [name for name in sys.modules.keys() - before if name.partition(".")[0] != "weft"]
     for name in [name for name in names if _is_of_job(sys.modules[name], directory)]:  # a namespace asks its parent
         del sys.modules[name]
 
 
 def load_again(before: Collection[str], spec: JobSpec) -> Workload:
     """Anew, where it was loaded before in this process; as the two above."""
-    unload(spec, before)
+    if _own_argv:  # or it is not: to unload takes milliseconds
+        unload(spec, before)
     return load_workload(spec)
 
 
@@ -139,11 +138,6 @@ def files_of_job(spec: JobSpec, before: Collection[str]) -> list[Path]:
     own = [name for name in names if _is_foreign(name) or _is_of_job(sys.modules[name], directory)]
     imported = {path for name in own for path in _locations(sys.modules[name])}
     return sorted({spec.entry_file, *(path for path in imported if path.is_file())})
-
-
-def _module_name(path: Path) -> str:
-    """The same in every process that loads the file, so that what its functions and classes pickle to is, too."""
-    return f"{ENTRY_MODULE}{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
 
 
 @contextlib.contextmanager
@@ -182,39 +176,6 @@ def _once_more(what: str, spec: JobSpec, *called: str) -> Iterator[None]:
             error.add_note(LOADED_BEFORE)
         raise
     _newest[what] = state
-
-
-class _OwnName(importlib.machinery.ModuleSpec):
-    """Of a file that is loaded by a name of ours, and whose relative imports are those of its package."""
-
-    package = ""
-
-    @property
-    def parent(self) -> str:
-        return self.package
-
-
-def _package_of(spec: JobSpec) -> str:
-    """By the folders between the job's directory and the entry's file; "" of one in the directory itself."""
-    try:
-        folders = spec.entry_file.relative_to(spec.directory).parent.parts
-    except ValueError:
-        return ""
-    return ".".join(folders) if all(map(str.isidentifier, folders)) else ""
-
-
-def _import_entry(path: Path, package: str) -> ModuleType:
-    name = _module_name(path)
-    module_spec = _OwnName(name, importlib.machinery.SourceFileLoader(name, str(path)), origin=str(path))
-    module_spec.has_location, module_spec.package = True, package
-    module = importlib.util.module_from_spec(module_spec)
-    assert module_spec.loader is not None
-    sys.modules[name] = module  # before it runs: dataclasses and pickle look themselves up there
-    with contextlib.ExitStack() as undoing:
-        undoing.callback(sys.modules.pop, name, None)
-        module_spec.loader.exec_module(module)
-        undoing.pop_all()
-    return module
 
 
 def _entry_function(spec: JobSpec, module: ModuleType) -> Callable[..., Any]:
@@ -366,7 +327,7 @@ def _is_of_job(module: ModuleType, directory: Path) -> bool:
 def _of_no_package(before: Collection[str]) -> list[str]:
     """The names of the modules that have come since and are of no installed package. To resolve the path of each of a
     library's thousand modules would take a second."""
-    names = set(sys.modules) - set(before)
+    names = sys.modules.keys() - before
     installed = {root for root in {name.partition(".")[0] for name in names} if _is_of_installed(root)}
     return [name for name in names if name.partition(".")[0] not in installed]
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 
 from weft.machine.free_memory import SharedMemoryFull
+from weft.transport.memory.arena import Layout
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -62,8 +63,10 @@ class Blocks:
     The manager has a thread for each client, and the workers of a job ask for the same block at the same time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, layouts: dict[str, Layout] | None = None) -> None:
+        """layouts: of arenas, by "job/name"; the directory's."""
         self._lock = threading.Lock()
+        self._layouts = {} if layouts is None else layouts
         self._blocks: dict[str, dict[str, torch.Tensor]] = {}
         self._calls: Calls = {}
 
@@ -80,6 +83,12 @@ class Blocks:
         for each, found in zip(wanted, held, strict=True):
             if found.num_bytes != each.num_bytes:
                 raise ValueError(f"{job}/{each.name} has {found.num_bytes} bytes, not {each.num_bytes}")
+        return held
+
+    def create(self, job: str, name: str, layout: Layout) -> BlockDescriptor:
+        """An arena's block, with its layout: each of its own would be a round trip. Errors: as of `open`."""
+        (held,) = self.open(job, Wanted(name, layout.num_bytes))
+        self._layouts[f"{job}/{name}"] = layout
         return held
 
     def find(self, job: str, name: str) -> BlockDescriptor:

@@ -52,7 +52,7 @@ class SharedMemoryGone(Exception):
 # What the manager has, by the idents that clients know without asking: `layouts` maps "job/name" to a Layout, `handles`
 # to what a block of a GPU is opened by. To have it make a proxy takes three connections, each with both sides' keys.
 _BLOCKS, _LAYOUTS, _HANDLES = "blocks", "layouts", "handles"
-_BLOCKS_METHODS = ("open", "find", "take", "forget", "num_bytes", "num_calls")
+_BLOCKS_METHODS = ("open", "create", "find", "take", "forget", "num_bytes", "num_calls")
 _BlocksProxy: Any = managers.MakeProxyType("_BlocksProxy", _BLOCKS_METHODS)  # type: ignore[attr-defined]
 
 
@@ -60,8 +60,8 @@ class DirectoryServer:
     """The directory's process: serves until the process is ended."""
 
     def __init__(self, address: Path, authkey: bytes) -> None:
-        self._blocks = Blocks()
         self._layouts: dict[str, Layout] = {}
+        self._blocks = Blocks(self._layouts)
         self._handles: dict[str, Any] = {}
         self._address = address
         self._authkey = authkey
@@ -140,11 +140,20 @@ class Server:
         """By the same connections, where the directory is still there; it knows nothing of what this one has met."""
         other = copy.copy(self)
         other._known = {}
-        try:
-            self.blocks.num_calls()
-        except (EOFError, OSError, RemoteError):
+        if not self._is_there():
             other.connect()
         return other
+
+    def _is_there(self) -> bool:
+        """By this thread's connection, which its end would have closed; where there is none, by a call."""
+        connection = getattr(self.blocks._tls, "connection", None)
+        try:
+            if connection is not None:
+                return not connection.poll(0)  # nobody waits for an answer
+            self.blocks.num_calls()
+        except (EOFError, OSError, RemoteError):
+            return False
+        return True
 
     def _dict(self, ident: str) -> Any:
         """Which lives as long as the blocks' proxy, by the same connections."""
@@ -211,11 +220,10 @@ class Directory:
 
     def create(self, name: str, layout: Layout) -> Arena:
         """The owner's call: makes the arena and publishes its layout."""
-        block = self.block(name, layout.num_bytes)
         with _asking(name):
-            self._server.layouts[f"{self._job}/{name}"] = layout
+            held = self._server.blocks.create(self._job, name, layout)
         self._server.known(self._job, name).layout = layout
-        return Arena(block, layout)
+        return Arena(self._mapped(name, held), layout)
 
     def find(self, name: str) -> Arena:
         """A peer's call for an arena that its owner has created."""

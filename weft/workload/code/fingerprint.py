@@ -11,8 +11,10 @@ What is in a file that nobody has read yet does not show.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import os
 import random
 import sys
 from collections import deque
@@ -33,7 +35,9 @@ MAX_VALUES: Final = 200_000  # arbitrary: a fraction of a second
 WHOLE_BYTES: Final = 1 << 16  # of a tensor that is looked at whole; of a larger one as much, half of it at either end
 WHOLE_ITEMS: Final = 10_000  # the same of a sequence
 
-_PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(...), range)
+_PLAIN: Final = frozenset(
+    (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(...), range)
+)
 _SEQUENCES: Final = (list, tuple, deque)
 _SETS: Final = (set, frozenset)
 
@@ -216,8 +220,8 @@ class _Walk:
         if not _is_installed(file):
             return module.__name__.partition(".")[0] != "weft"
         for path in (file, getattr(sys.modules.get(module.__name__.partition(".")[0]), "__file__", None)):
-            if path is not None and Path(path).exists():
-                status = Path(path).stat()
+            with contextlib.suppress(OSError, TypeError, ValueError):
+                status = os.stat(path or "")
                 self._add(status.st_size, status.st_mtime_ns)
         return False
 

@@ -17,17 +17,16 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from weft.spec.source import ENTRY_MODULE
-
 Modules = Mapping[str, ModuleType]  # by name
 
 
 _modules: WeakKeyDictionary[nn.Module, Modules] = WeakKeyDictionary()
 
 
-def note_modules(model: nn.Module) -> None:
-    """That the job's file, as it was loaded last, has made this model."""
-    _modules[model] = {name: module for name, module in [*sys.modules.items()] if name.startswith(ENTRY_MODULE)}
+def note_module(model: nn.Module, name: str) -> None:
+    """That the job's file, which was loaded last by this name, has made this model."""
+    module = sys.modules.get(name)
+    _modules[model] = {} if module is None else {name: module}
 
 
 def forget_modules() -> None:
