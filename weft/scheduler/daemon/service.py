@@ -141,10 +141,10 @@ class Service:
             self._check_room()
         try:
             num_gpus = list(self._driver.crew.kinds().values()).count("gpu")
-            spec = await asyncio.to_thread(_checked_spec, tables, num_gpus)  # many mistakes take long to write
+            spec, problem = await asyncio.to_thread(_checked_spec, tables, num_gpus)  # many mistakes take long to write
         except SpecError as error:
             raise WireError(ErrorCode.INVALID_SPEC, str(error)) from None
-        if is_new and (problem := await asyncio.to_thread(problem_of_job, spec) or self._driver.crew.why_not(spec)):
+        if is_new and (problem := problem or self._driver.crew.why_not(spec)):
             raise WireError(ErrorCode.INVALID_SPEC, problem)  # it can never run here
         try:
             await self._driver.writer.check_room(self._settings.runs_path)
@@ -366,10 +366,11 @@ def _newest_checkpoint(run: Path) -> str | None:
     return next((str(path) for path in reversed(checkpoints(run))), None)
 
 
-def _checked_spec(tables: Message, num_gpus: int) -> JobSpec:
+def _checked_spec(tables: Message, num_gpus: int) -> tuple[JobSpec, str | None]:
+    """With why no machine could plan it. Errors: SpecError."""
     spec = JobSpec.parse(tables).on(num_gpus)
     spec.check_files()
-    return spec
+    return spec, problem_of_job(spec)
 
 
 def _add_and_claim(ledger: Ledger, *args: Any, **kwargs: Any) -> Submission:

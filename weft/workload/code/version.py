@@ -10,6 +10,7 @@ forward, is looked at from then on; what is imported later still, and what the j
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -48,6 +49,7 @@ class CodeVersion:
         self.digests = dict(digests)
         self._job = job
         self._began_ns: int | None = None  # the first load
+        self._imported = _imported()  # behind it
 
     def check(self) -> None:
         """Before a load, and again behind it. Errors: CodeChanged."""
@@ -70,14 +72,21 @@ class CodeVersion:
             del workload
             workload = load_again(before, spec)
             found = dict(found.items() & _digests(map(Path, found)).items())
-        self.digests = found | self.digests
+        self.digests, self._imported = found | self.digests, _imported()
         return workload
 
     def note_late(self, before: Collection[str], spec: JobSpec) -> None:
         """What has been imported since the load, by what was run then."""
         assert self._began_ns is not None
+        if _imported() == self._imported:
+            return
         late = [each for each in files_of_job(spec, before) if str(each) not in self.digests]
         self.digests |= _digests(each for each in late if not _has_changed_since(str(each), self._began_ns))
+
+
+def _imported() -> tuple[int, str]:
+    """What is another thing once a module has come: it comes last."""
+    return len(sys.modules), next(reversed(sys.modules))
 
 
 def _digests(files: Iterable[Path]) -> dict[str, str]:
