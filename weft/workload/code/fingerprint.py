@@ -86,7 +86,7 @@ class _Walk:
             raise _TooMuch
         kind = type(value)
         if kind in _PLAIN:
-            self._add(value)  # True and 1, 1 and 1.0, 1 and "1" are written otherwise
+            self._text.append(repr(value))  # True and 1, 1 and 1.0, 1 and "1" are written otherwise
             return
         if id(value) in self._seen:
             self._add("again", self._seen[id(value)][0])
@@ -140,8 +140,10 @@ class _Walk:
     def _object(self, value: Any) -> None:
         self._contents(value)
         own = dict(getattr(value, "__dict__", {}))
-        if isinstance(value, nn.Module):  # by numbers that a process gives one after another
-            own = {name: list(each.values()) if _are_hooks(name, each) else each for name, each in own.items()}
+        if isinstance(value, nn.Module):  # by numbers that a process gives one after another; most have none
+            hooks = {name: each for name, each in own.items() if _are_hooks(name, each)}
+            own = {name: each for name, each in own.items() if name not in hooks}
+            own |= {name: list(each.values()) for name, each in hooks.items() if each}
         self._contents(own)
         for kind in type(value).__mro__:
             names = kind.__dict__.get("__slots__", ())
