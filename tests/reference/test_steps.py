@@ -240,6 +240,10 @@ def test_replicas_that_clip_take_a_step_as_they_take_a_loss(run: Run) -> None:
         (", step=lambda model, batch: model(batch['x'], mask=1)", r"Workload.step returned a tensor of shape \(4, 1\)"),
         (", step=lambda model, batch: 1.0", "Workload.step returned a loss without a gradient"),
         (", step=lambda model, batch: {'x': 1}", "Workload.step returned dict without 'loss'"),
+        (
+            ", step=lambda model, batch: masked_step(model, batch) + (masked_step(model, batch).backward() or 0)",
+            r"the step calls backward\(\); leave it out",
+        ),
         (", validate=lambda model, batch: 'x', held_out=4", "Workload.validate returned str as the loss"),
         (
             ", validate=lambda model, batch: {'loss': 1, str(batch['x'][0, 0]): 1}, held_out=8",

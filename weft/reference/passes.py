@@ -10,7 +10,15 @@ from torch import nn
 
 from weft.plan.error_places import function_place, unit_place, within
 from weft.workload.cutting.calls import SeededCalls
-from weft.workload.step import check_names, function_value, step_source, step_values, training_step, validation_step
+from weft.workload.step import (
+    check_names,
+    function_value,
+    own_backward,
+    step_source,
+    step_values,
+    training_step,
+    validation_step,
+)
 from weft.workload.units import is_cut_by_calls, units
 from weft.workload.workload import Workload
 
@@ -71,6 +79,8 @@ class StepPasses:
         source = self._sources[learns]
         with self._calls.installed() as numbers, numbers.running(seed), within(f"in {source}"):
             returned = self._steps[learns](self._model, batch)
+        if learns and learns not in self._names and any(each.grad is not None for each in self._model.parameters()):
+            raise own_backward()
         if learns and not counts:
             return {}
         values = step_values(returned, source, learns=learns)

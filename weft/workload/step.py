@@ -53,6 +53,14 @@ def step_values(result: Any, source: str, *, learns: bool) -> dict[str, torch.Te
     return values
 
 
+def own_backward(place: str = "") -> WorkloadError:
+    """Of a step that differentiates by itself. place: where, with a space before it."""
+    return WorkloadError(
+        f"the step calls backward(){place}; leave it out, as what the optimizer does: Weft differentiates the loss "
+        "that the step returns; two that take turns, each with an optimizer of its own (a GAN), are no job"
+    )
+
+
 def function_value(value: object, name: str) -> torch.Tensor:
     """What the loss, or the metric of that name, returned of (output, target), as a scalar tensor; a metric's may have
     been a number. Raises WorkloadError that names the function."""

@@ -35,6 +35,7 @@ from weft.workload.cutting.recorded import Recorded
 from weft.workload.cutting.regions import Fed, Read, Regions
 from weft.workload.cutting.skipped import Key, Returned, key_of, returned_of
 from weft.workload.cutting.visible import CallKind, Forward, Visible, listening, visible_modules
+from weft.workload.step import own_backward
 from weft.workload.workload import WorkloadError
 
 # Of torch's functions that clip gradients: what they look up as they are called.
@@ -204,11 +205,7 @@ class StepRecording(TorchFunctionMode):
         if self._depth:
             return func(*args, **kwargs)
         if func is torch.Tensor.backward:
-            raise WorkloadError(
-                f"the step calls backward() at {user_line()}; leave it out, as what the optimizer does: Weft "
-                "differentiates the loss that the step returns; two that take turns, each with an optimizer of its own "
-                "(a GAN), are no job"
-            )
+            raise own_backward(f" at {user_line()}")
         before = generators()
         result = func(*args, **kwargs)
         has_drawn = not all(map(torch.equal, before, generators()))
