@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
 from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import Host
@@ -704,6 +705,27 @@ def test_a_model_that_takes_no_smaller_microbatch_is_timed_with_one_size() -> No
     told = inspect(workload_of(model, train=data), spec_of(4))
     assert told["small_size"] == 0
     assert {unit["small_forward_seconds"] for unit in told["units"]} == {0.0}
+
+
+def whole_alone(items: list[Any]) -> torch.Tensor:
+    assert len(items) == 8, "no other batches"
+    return torch.stack(items)
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_data_that_makes_no_smaller_microbatch_is_timed_with_one_size(is_ready: bool) -> None:
+    """Nobody asks for one but to time it: a ready batch that cannot be divided is trained whole."""
+    ready = [[torch.randn(8, 3), torch.randn(5)] for _ in range(2)]
+    given: dict[str, Any] = {"train": DataLoader(cast("Any", ready), batch_size=None)}
+    samples: dict[str, Any] = {"train": list(torch.randn(16, 3)), "collate": whole_alone}
+    workload = Workload(
+        nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)),
+        step=lambda model, batch: model(batch[0] if is_ready else batch).square().mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        **given if is_ready else samples,
+    )
+    told = inspect(workload, spec_of(8, 1))
+    assert told["small_size"] == 0
 
 
 def test_a_size_that_only_validation_has_is_looked_at_in_its_mode() -> None:

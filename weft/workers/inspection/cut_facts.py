@@ -74,12 +74,13 @@ def inspect_batches(
     has the gradients of a run."""
     looked = LookedAt.of(batches, sizes)
     small = size_of_small(spec, max(sizes))
-    few = _on(device, batches.batch(*first_batch(small, training=small <= batches.num_train))) if small else None
+    first = first_batch(small, training=small <= batches.num_train)
+    few = tried(lambda: _on(device, batches.batch(*first))) if small else None
     inspection = CutInspection(
         workload,
         spec,
         {size: _on(device, batch) for size, batch in looked.trained.items()},
-        (small, few),
+        (0 if few is None else small, few),
         {size: _on(device, batch) for size, batch in looked.held_out.items()},
         least=None if looked.least is None else _on(device, looked.least),
         between=looked.between,
