@@ -423,6 +423,7 @@ def test_what_a_ready_batch_has_one_of_for_each_sample_is_divided_with_the_sampl
     ("value", "text"),
     [
         ([torch.zeros(4, 2)] * 4, "a list of 4 items with 4 rows each, beside tensors of 4 samples"),
+        ([None, *[torch.zeros(4, 2)] * 3], "a list of 4 items with 4 rows each, beside tensors of 4 samples"),
         (
             torch.sparse_coo_tensor(torch.zeros(4, 4), torch.ones(4), (2, 2, 2, 2), check_invariants=False),
             "a tensor of layout sparse_coo",
@@ -434,6 +435,16 @@ def test_a_ready_batch_that_does_not_tell_where_its_samples_are_is_not_divided(v
     made = ready([{"x": torch.zeros(4), "y": value}])
     with pytest.raises(WorkloadError, match=f"and a batch of it, {text}.*, cannot be divided into microbatches: let"):
         made.batch(iterations(made, epochs=1)[0], Part(0, 0, 2))
+
+
+def test_a_part_of_a_ready_batch_may_be_none_in_some_of_them() -> None:
+    masks = [torch.zeros(4), None, torch.ones(4)]
+    made = ready([{"x": torch.arange(4), "mask": mask} for mask in masks])
+    for iteration in iterations(made, epochs=1):
+        parts = [made.batch(iteration, Part(number, 2 * number, 2)) for number in range(2)]
+        mask = masks[int(made.order(iteration)[iteration.start]) // 4]
+        halves = [build(skeleton, tensors)["mask"] for tensors, skeleton in parts]
+        assert halves == [None, None] if mask is None else torch.cat(halves).equal(mask)
 
 
 def test_a_collate_for_samples_does_not_go_with_ready_batches() -> None:

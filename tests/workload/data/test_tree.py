@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from weft.workload.data.tree import build, difference, flatten, packed, unpacked, with_tensors
+from weft.workload.data.packed import packed, unpacked
+from weft.workload.data.tree import build, difference, flatten, with_tensors
 from weft.workload.workload import WorkloadError
 
 
@@ -273,3 +274,25 @@ def test_values_and_shapes_and_the_length_of_lists_and_of_tuples_of_samples_are_
 )
 def test_the_first_difference_of_two_structures_is_told(one: Any, other: Any, told: str) -> None:
     assert str(difference(flatten(one)[1], flatten(other)[1])).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"x": a(2), "mask": None}, {"x": a(2), "mask": a(2)}),
+        ((a(2), None), (a(2), ("a", 1))),
+        (Point(a(2), None), Point(a(2), {"name": "a"})),
+        ([a(2), None, a(1)], [None]),
+        ((a(2), None, a(1)), (None, a(2))),
+        ([{"boxes": None}], [{"boxes": None}, {"boxes": a(2)}]),
+    ],
+)
+def test_none_in_the_place_of_anything_is_no_structure_where_it_may_be(one: Any, other: Any) -> None:
+    both = [(flatten(one)[1], flatten(other)[1]), (flatten(other)[1], flatten(one)[1])]
+    assert [difference(*each, takes_none=True) for each in both] == [None, None]
+    assert any(map(difference, *zip(*both, strict=True)))
+
+
+def test_none_is_not_what_all_the_others_are_compared_with() -> None:
+    one, other = (None, a(2), "a"), (None, a(2))
+    assert difference(flatten(one)[1], flatten(other)[1], takes_none=True) == "the batch has [2], and had none before"

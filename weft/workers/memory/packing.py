@@ -16,7 +16,8 @@ import torch
 
 from weft.transport.memory.arena import aligned, dtype_name, typed
 from weft.workload.code.own_classes import Modules
-from weft.workload.data.tree import Skeleton, build, kind_of_row, packed, unpacked
+from weft.workload.data.packed import packed, unpacked
+from weft.workload.data.tree import Skeleton, build, kind_of_row
 
 _LENGTHS = 16  # bytes
 

@@ -196,10 +196,11 @@ class Batches:
         else:
             seed_loading(self._seed, iteration.step, part.number)
             tensors, skeleton = batch_of(source, numbers, counts_all=self._counts_all(iteration, part))
-        told = difference(skeleton, self._first_structure(source, iteration, part, skeleton))
+        told = difference(skeleton, self._first_structure(source, iteration, part, skeleton), takes_none=True)
         if told is not None:
             raise WorkloadError(
-                f"a batch of {samples_place(source.field, numbers)}: {told}; every batch must have the same structure"
+                f"a batch of {samples_place(source.field, numbers)}: {told}; every batch must have the same structure, "
+                "with None for what it has not"
             )
         return (tensors, skeleton) if run is None else divided((tensors, skeleton), run, source.field)
 

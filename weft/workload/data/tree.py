@@ -25,7 +25,6 @@ import torch
 from torch.utils._pytree import SUPPORTED_NODES, is_namedtuple_class
 
 from weft.workload.aliases import SparseKind, dense_parts
-from weft.workload.code.own_classes import Modules, Unpickling
 from weft.workload.data.objects import object_of, packet_of
 from weft.workload.workload import WorkloadError, kind_of
 
@@ -103,6 +102,7 @@ class _Sparse:
     children: tuple[_Tensor, ...]
 
 
+_NONE = _Constant(None)
 _Branch = _Sequence | _Mapping | _Record | _Registered | _Object | _Sparse
 Skeleton = _Tensor | _Constant | _Branch
 
@@ -173,7 +173,7 @@ def part_of(skeleton: Skeleton, tensors: Sequence[torch.Tensor], length: int, ro
     if isinstance(skeleton, _Sequence) and skeleton.kind in (list, tuple) and len(parts) == length > 1:
         if not any(tensor.dim() for tensor in flatten([build(each, tensors) for each in parts])[0]):
             return dataclasses.replace(skeleton, children=parts[rows])
-        if depth and all(difference(each, parts[0]) is None for each in parts):
+        if depth and _are_alike(parts, True):
             raise WorkloadError(f"a {skeleton.kind.__name__} of {length} items with {length} rows each")
     own = getattr(build(skeleton, tensors), "__dict__", {}) if isinstance(skeleton, _Object) else {}
     if isinstance(skeleton, _Sparse) or any(
@@ -192,23 +192,6 @@ def _are_plain(parts: Sequence[Any]) -> bool:
     return len(set(map(id, parts))) == len(parts)
 
 
-def packed(skeleton: Skeleton) -> bytes:
-    """For another process of the job. Raises WorkloadError for a class that would not be found there."""
-    try:
-        return pickle.dumps(skeleton, pickle.HIGHEST_PROTOCOL)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise WorkloadError(
-            f"the batch's structure cannot go to another process ({error}); define its classes and functions at the "
-            "top of a file, or use a dict"
-        ) from error
-
-
-def unpacked(packet: bytes, modules: Modules | None = None) -> Skeleton:
-    """modules: as of Unpickling."""
-    skeleton: Skeleton = Unpickling(packet, modules).load()
-    return skeleton
-
-
 def ways(skeleton: Skeleton) -> list[str]:
     """To each tensor, by its number, as Python writes it: "['spans'][0]"."""
     found: dict[int, str] = {}
@@ -216,13 +199,16 @@ def ways(skeleton: Skeleton) -> list[str]:
     return [found[number] for number in range(len(found))]
 
 
-def difference(skeleton: Skeleton, other: Skeleton, what: str = "the batch", where: str = "before") -> str | None:
-    """Where two structures part, in a phrase about the first, or None: "the batch['x'] is None, and was str before".
+def difference(
+    skeleton: Skeleton, other: Skeleton, what: str = "the batch", where: str = "before", *, takes_none: bool = False
+) -> str | None:
+    """Where two structures part, in a phrase about the first, or None: "the batch['x'] is int, and was str before".
 
     The values of constants are no structure, and no more is the length of a list, or of a tuple of items that are all
-    alike: those may be the samples. Nor is what an object holds that pickle has taken apart.
+    alike: those may be the samples. Nor is what an object holds that pickle has taken apart. takes_none: nor is which
+    parts are None.
     """
-    return next(_differences(skeleton, other, (what,), where), None)
+    return next(_differences(skeleton, other, (what,), where, takes_none), None)
 
 
 class _Tree:
@@ -298,8 +284,9 @@ def _plain(leaf: torch.Tensor | np.ndarray[Any, Any], path: _Path) -> torch.Tens
     if leaf.is_meta:
         raise WorkloadError(f"{''.join(path)} is on torch's meta device, and has no values; give one on the CPU")
     if leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized:
-        kind = "nested" if leaf.is_nested else str(leaf.layout if not leaf.is_quantized else leaf.dtype)
-        kind = kind.removeprefix("torch.")
+        kind = (
+            "nested" if leaf.is_nested else str(leaf.dtype if leaf.is_quantized else leaf.layout).removeprefix("torch.")
+        )
         raise WorkloadError(
             f"{''.join(path)} is a tensor of its own kind ({kind}); give a dense one, such as its .to_dense()"
             + ", or .dequantize()" * leaf.is_quantized
@@ -325,8 +312,10 @@ def _mapping(kind: type, items: dict[Hashable, Any]) -> Any:
         ) from error
 
 
-def _differences(one: Skeleton, other: Skeleton, path: _Path, where: str) -> Iterator[str]:
+def _differences(one: Skeleton, other: Skeleton, path: _Path, where: str, takes_none: bool) -> Iterator[str]:
     here = "".join(path)
+    if takes_none and _NONE in (one, other):
+        return
     if _described(one) != _described(other):
         yield f"{here} is {_described(one)}, and was {_described(other)} {where}"
         return
@@ -337,14 +326,14 @@ def _differences(one: Skeleton, other: Skeleton, path: _Path, where: str) -> Ite
         yield f"{here} is {one.kind.__name__} of other parts than {where}"
         return
     ours, theirs = _named(one), _named(other)
-    if len(ours) != len(theirs) and _may_be_samples(one) and _may_be_samples(other):
+    if len(ours) != len(theirs) and all(_may_be_samples(each, takes_none) for each in (one, other)):
         theirs = _of_length(theirs, len(ours)) if ours and theirs else ours
     for name in theirs.keys() - ours.keys():
         yield f"{here} has no {name}, and had it {where}"
     for name in ours.keys() - theirs.keys():
         yield f"{here} has {name}, and had none {where}"
     for name in (name for name in ours if name in theirs):
-        yield from _differences(ours[name], theirs[name], (*path, name), where)
+        yield from _differences(ours[name], theirs[name], (*path, name), where, takes_none)
 
 
 def _find(skeleton: Skeleton, way: str, found: dict[int, str]) -> None:
@@ -381,15 +370,19 @@ def _named(branch: _Branch) -> dict[str, Skeleton]:
     return {f"[{number}]": child for number, child in enumerate(branch.children)}
 
 
-def _may_be_samples(branch: _Branch) -> bool:
+def _may_be_samples(branch: _Branch, takes_none: bool) -> bool:
     """A list's items may be, and those of a tuple where they are all alike: `zip(*items)` gives such, and so torch's
     `default_collate` does with the names of samples (image, target, name)."""
     if isinstance(branch, (_Object, _Sparse)):
         return False
     if branch.kind is tuple:
-        children = branch.children
-        return all(difference(each, children[0]) is None for each in children[1:])
+        return _are_alike(branch.children, takes_none)
     return issubclass(branch.kind, list)
+
+
+def _are_alike(items: Sequence[Skeleton], takes_none: bool) -> bool:
+    first = next((item for item in items if not takes_none or item != _NONE), _NONE)
+    return all(difference(each, first, takes_none=takes_none) is None for each in items)
 
 
 def _of_length(items: dict[str, Skeleton], length: int) -> dict[str, Skeleton]:
