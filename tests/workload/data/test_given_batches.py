@@ -391,6 +391,22 @@ class Named:
         self.samples, self.names = samples, [str(each) for each in samples.tolist()]
 
 
+class Weighed:
+    def __init__(self, weights: np.ndarray[Any, Any]) -> None:
+        self.weights = weights
+
+
+class Table:
+    """As scipy's sparse arrays and pandas' frames have it."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.sides = {"rows": shape[0], "columns": shape[1]}
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.sides["rows"], self.sides["columns"]
+
+
 SAMPLES = torch.arange(4)
 
 
@@ -429,6 +445,8 @@ def test_what_a_ready_batch_has_one_of_for_each_sample_is_divided_with_the_sampl
             "a tensor of layout sparse_coo",
         ),
         (Named(SAMPLES), "Named with a list of 4 in it, beside tensors of 4 samples"),
+        (Weighed(np.ones(4)), "Weighed with a ndarray of 4 in it, beside tensors of 4 samples"),
+        (Table((4, 2)), "Table, beside tensors of 4 samples"),
     ],
 )
 def test_a_ready_batch_that_does_not_tell_where_its_samples_are_is_not_divided(value: Any, text: str) -> None:

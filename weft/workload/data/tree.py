@@ -175,13 +175,21 @@ def part_of(skeleton: Skeleton, tensors: Sequence[torch.Tensor], length: int, ro
             return dataclasses.replace(skeleton, children=parts[rows])
         if depth and _are_alike(parts, True):
             raise WorkloadError(f"a {skeleton.kind.__name__} of {length} items with {length} rows each")
-    own = getattr(build(skeleton, tensors), "__dict__", {}) if isinstance(skeleton, _Object) else {}
-    if isinstance(skeleton, _Sparse) or any(
-        isinstance(each, (list, tuple)) and len(each) == length for each in own.values()
-    ):
-        raise WorkloadError(f"{_described(skeleton)}{f' with a list of {length} in it' * bool(own)}")
+    made = build(skeleton, tensors) if isinstance(skeleton, _Object) else None
+    sized = [each for each in (made, *getattr(made, "__dict__", {}).values()) if _num_rows(each) == length]
+    if isinstance(skeleton, _Sparse) or sized:
+        held = [f" with a {type(each).__name__} of {length} in it" for each in sized if each is not made]
+        raise WorkloadError(f"{_described(skeleton)}{held[0] if held else ''}")
     children: Any = tuple(part_of(each, tensors, length, rows, depth + 1) for each in parts)
     return dataclasses.replace(skeleton, children=children)
+
+
+def _num_rows(value: object) -> int | None:
+    """Of what is no tensor: a list, an array, or whatever has a shape."""
+    if isinstance(value, (list, tuple)):
+        return len(value)
+    shape = None if isinstance(value, torch.Tensor) else getattr(value, "shape", None)
+    return shape[0] if isinstance(shape, tuple) and shape else None
 
 
 def _are_plain(parts: Sequence[Any]) -> bool:
