@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, TensorDataset
 
 from weft.plan.division import Part, divide
 from weft.plan.itinerary import Iteration, Itinerary
@@ -221,6 +222,36 @@ def test_a_batch_is_what_was_given_when_the_next_is_asked_for_whatever_it_is_giv
     assert [trained(made, iteration, [1]) for iteration in iterations(made)] == [[(each, 4)] for each in 2 * expected]
 
 
+@pytest.mark.parametrize("makes_batches", [False, True])
+def test_the_numbers_of_rows_of_tensors_are_those_that_python_takes(makes_batches: bool) -> None:
+    def made(numbers: list[list[int]]) -> Batches:
+        data = TensorDataset(torch.arange(6.0)[:, None])
+        own: dict[str, Any] = {"batch_sampler": numbers} if makes_batches else {"sampler": [*itertools.chain(*numbers)]}
+        loader: DataLoader[Any] = DataLoader(data, **own)
+        trained = Workload(nn.Linear(1, 1), loader, optimizer=lambda params: torch.optim.SGD(params, 0.1), step=step)
+        return Batches(trained, seed=3, batch_size=3)
+
+    got = made([[0, -1, 2], [-6, 5, 1]])
+    samples = [got.batch(iteration, Part(0, 0, 3))[0][0].flatten().tolist() for iteration in iterations(got, 3)]
+    assert samples[:2] == [[0, 5, 2], [0, 5, 1]]
+    for odd in (6, -7):
+        told = rf"sampler, a list, gives the sample number {odd}, and the data has 6 samples; let it give numbers of"
+        with pytest.raises(WorkloadError, match=told):
+            made([[0, 1, odd], [2, 3, 4]]).check_sources(num_loaders=2)
+
+
+@pytest.mark.parametrize("makes_batches", [False, True])
+def test_an_iterator_that_has_nothing_left_is_told_as_one(makes_batches: bool) -> None:
+    numbers: Any = iter([[0, 1], [2, 3]] if makes_batches else [0, 1, 2, 3])
+    own: dict[str, Any] = {"batch_sampler": numbers} if makes_batches else {"sampler": numbers}
+    loader: DataLoader[Any] = DataLoader(DATA, **own)  # type: ignore[arg-type]
+    trained = Workload(nn.Linear(1, 1), loader, optimizer=lambda params: torch.optim.SGD(params, 0.1), step=step)
+    made = Batches(trained, seed=3, batch_size=2, steps=2)
+    made.check_sources()
+    with pytest.raises(WorkloadError, match="its sampler, a list_iterator, has nothing left: an iterator is gone"):
+        made.sources()[True].order(0, 3), made.sources()[True].order(0, 3)
+
+
 def test_one_without_a_length_needs_steps() -> None:
     with pytest.raises(WorkloadError, match="a Endless, has no length; give it a __len__ that tells the batches of an"):
         batches(Endless([4, 4]))
@@ -237,7 +268,7 @@ def test_an_epoch_with_another_number_of_batches_is_told_before_training() -> No
 
 
 def test_passes_that_are_over_are_forgotten() -> None:
-    given_batches = GivenBatches(None, "train", places=2, num_batches=1, varies=True)
+    given_batches = GivenBatches(None, "train", places=2, num_batches=1, num_rows=None, varies=True)
     places = [given_batches.draw(number, [[number, 7, 8]], 1) for number in range(3)]
     orders = [torch.arange(2) + 2 * each for each in places]
     assert [given_batches.samples(each).tolist() for each in orders] == [[0, 7, 8], [1, 7, 8], [2, 7, 8]]

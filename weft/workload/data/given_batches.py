@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
+from weft.workload.data.sampler import checked_rows
 from weft.workload.data.tree import Skeleton, build, flatten, part_of
 from weft.workload.workload import Workload, WorkloadError, kind_of
 
@@ -85,9 +86,13 @@ class GivenBatches:
     """Of a `batch_sampler`: what it gave for the passes over the data that have been drawn. Batches are counted over
     all passes, one behind another."""
 
-    def __init__(self, sampler: Any, field: str, *, places: int, num_batches: int, varies: bool) -> None:
-        """places: the job's batch size. num_batches: of a pass. varies: whether they may be of other sizes."""
+    def __init__(
+        self, sampler: Any, field: str, *, places: int, num_batches: int, num_rows: int | None, varies: bool
+    ) -> None:
+        """places: the job's batch size. num_batches: of a pass. num_rows: as of `checked_rows`. varies: whether they
+        may be of other sizes."""
         self._places, self._num_batches, self._varies = places, num_batches, varies
+        self._num_rows = num_rows
         self._what = f"Workload.{field}: its batch_sampler, a {kind_of(sampler)},"
         self._passes: dict[int, list[list[int]]] = {}
 
@@ -113,7 +118,9 @@ class GivenBatches:
                 f"{self._what} gave {len(batch)} samples in {which}, and job.batch_size is {self._places}; with a loss "
                 "all batches have as many: leave out smaller ones, or give Workload.step, with which they may vary"
             )
-        return [int(each) for each in batch]
+        numbers = torch.tensor([int(each) for each in batch], dtype=torch.int64)
+        rows: list[int] = checked_rows(numbers, self._num_rows, self._what).tolist()
+        return rows
 
     def check_sizes(self, number: int) -> None:
         """Raises WorkloadError where no batch of the pass is about as large as the job says."""

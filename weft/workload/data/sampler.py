@@ -62,3 +62,17 @@ def checked_order(numbers: list[Any], field: str, epoch: int, length: int, *, is
             "both must be equal"
         )
     return torch.tensor([int(number) for number in numbers], dtype=torch.int64)
+
+
+def checked_rows(numbers: torch.Tensor, num_rows: int | None, what: str) -> torch.Tensor:
+    """The same rows, counted from 0: -1 is the last. num_rows: of the tensors that are the data; None of a dataset, for
+    which a number may be anything. what: gives the numbers. Raises WorkloadError for one that is no row."""
+    if num_rows is None:
+        return numbers
+    odd = numbers[(numbers < -num_rows) | (numbers >= num_rows)]
+    if len(odd):
+        raise WorkloadError(
+            f"{what} gives the sample number {int(odd[0])}, and the data has {num_rows} samples; let it give numbers "
+            "of these, counted from 0: was it made for other data, or before a part of these was taken?"
+        )
+    return numbers % num_rows

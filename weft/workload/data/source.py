@@ -44,7 +44,7 @@ from weft.plan.error_places import within
 from weft.spec.job_spec import JobSection
 from weft.workload.data.datasets import Field, Tensors, Whole, dataset_of, gives_several
 from weft.workload.data.given_batches import GivenBatches, as_given
-from weft.workload.data.sampler import checked_order, is_plain, lasting, length_of
+from weft.workload.data.sampler import checked_order, checked_rows, is_plain, lasting, length_of
 from weft.workload.data.stream import ItemStream, stream_of
 from weft.workload.data.tree import flatten
 from weft.workload.randomness import seed_others
@@ -179,7 +179,9 @@ class DataSource:
 
     def _sampled(self, number: int, seed: int) -> torch.Tensor:
         numbers = self._drawn(number, seed)
-        return checked_order(numbers, self.field, number, self._length, is_endless=self.is_endless)
+        order = checked_order(numbers, self.field, number, self._length, is_endless=self.is_endless)
+        what = f"Workload.{self.field}: its sampler, a {kind_of(self.sampler)},"
+        return checked_rows(order, None if self.whole is None else _len(self.dataset), what)
 
     @property
     def _length(self) -> int:
@@ -198,7 +200,13 @@ class DataSource:
                     own.manual_seed(seed + number)
             is_part = self.is_endless or self._length < self.num_items
             given = islice(sampler, self._length) if is_part else sampler
-            return list(given if self.batches is None else map(as_given, given))
+            numbers = list(given if self.batches is None else map(as_given, given))
+        if isinstance(sampler, Iterator) and self._length and not numbers:
+            raise WorkloadError(
+                f"Workload.{self.field}: its sampler, a {kind_of(sampler)}, has nothing left: an iterator is "
+                "gone through once, and it is asked several times; give a list, or an object whose __iter__ begins anew"
+            )
+        return numbers
 
 
 def source_of(
@@ -327,13 +335,15 @@ def _of_users_batches(
     own = None if is_ready and (is_stream or is_plain(sampler, num_items)) else sampler
     length = num_items if own is None else length_of(own, field)
     size = lasting(own, field, steps, of_what="batches") if length is None else length
+    collate = (lambda items: loader.collate_fn(*items)) if is_ready else _users_collate(loader, workload)
     batches, varies = None, workload.step is not None or places is None
     if not is_ready:
-        batches = GivenBatches(sampler, field, places=places or 1, num_batches=size, varies=varies)
+        num_rows = num_items if collate is None and type(dataset) in (Tensors, TensorDataset) else None
+        batches = GivenBatches(sampler, field, places=places or 1, num_batches=size, num_rows=num_rows, varies=varies)
     return DataSource(
         field=field,
         dataset=dataset,
-        collate=(lambda items: loader.collate_fn(*items)) if is_ready else _users_collate(loader, workload),
+        collate=collate,
         sampler=own,
         places=places or 1,
         batches=batches,
