@@ -133,7 +133,8 @@ def workload(ready):
         train = DataLoader(list(train), batch_size=None, shuffle=True)
         held_out = DataLoader(list(held_out), batch_size=None)
     return weft.Workload(model, train, step=lambda m, b: mse_loss(m(b["x"]), b["y"]), validation=held_out,
-                         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True))
+                         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True),
+                         on_epoch=lambda values: {"mean": values["loss"]}, epoch_metrics=["mean"])
 """
 
 
@@ -146,8 +147,9 @@ def test_batches_that_the_user_makes_are_those_of_the_loop_that_was(
     (tmp_path / "job.py").write_text(GROUPED)
     made = runpy.run_path(str(tmp_path / "job.py"))["workload"](ready)
     optimizer = made.optimizer(made.model.parameters())
-    expected, held_out = list[float](), list[float]()
+    expected, held_out, means = list[float](), list[float](), list[float]()
     for epoch in range(3):
+        of_epoch = 0.0
         torch.manual_seed(5 + epoch)
         order = torch.randperm(5, generator=torch.Generator().manual_seed(5 + epoch)) if ready else ()
         for batch in [made.train.dataset[number] for number in order] or list(made.train):
@@ -156,14 +158,19 @@ def test_batches_that_the_user_makes_are_those_of_the_loop_that_was(
             loss.backward()
             optimizer.step()
             expected.append(loss.item())
+            of_epoch += len(batch["x"]) * loss.item()
+        means.append(of_epoch / 23)
         with torch.no_grad():
             weighed = [(len(batch["x"]), made.step(made.model, batch).item()) for batch in made.validation]
         held_out.append(sum(size * loss for size, loss in weighed) / 23)
     job = {"entry": "job.py:workload", "args": {"ready": ready}, "batch_size": 5, "epochs": 3, "seed": 5}
-    result, _ = run(with_devices, JobSpec.parse({"job": job, "strategy": how, "directory": str(tmp_path)}))
+    spec = JobSpec.parse({"job": job, "strategy": how, "directory": str(tmp_path)})
+    result, _ = run(with_devices, spec)
     rows = metrics_rows(result["run_dir"])
     losses = [row["loss"] for row in rows if "loss" in row]
     assert losses == (pytest.approx(expected, rel=1e-5) if how else expected)
+    assert [row["on_epoch"]["mean"] for row in rows if "on_epoch" in row] == pytest.approx(means, rel=1e-5)
+    assert [values["mean"] for values in reference.train(spec).validations] == pytest.approx(means, rel=1e-5)
     assert [row["validation"]["loss"] for row in rows if "validation" in row] == pytest.approx(held_out, rel=1e-5)
 
 

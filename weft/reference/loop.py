@@ -128,6 +128,7 @@ class _Loop:
         self._metric = None if self._update is None else self._update.metric
         if self._held_out is None:
             self._training.rule.check(workload.epoch_metrics, self._metric)
+        self._counted = 0.0  # in the newest batch
         self._stopped: str | None = None
         self._best: dict[str, torch.Tensor] | None = None
 
@@ -145,7 +146,7 @@ class _Loop:
                 lines.step(len(losses), epoch, len(indices), means, self._update.record if self._update else None)
                 if on_step is not None:
                     on_step(len(losses) - 1, losses[-1])
-                self._training.step(losses[-1], len(indices), begins_epoch=number == 0, now=time.monotonic())
+                self._training.step(losses[-1], self._counted, begins_epoch=number == 0, now=time.monotonic())
                 if len(losses) < steps and (told := self._training.time_up()) is not None:
                     self._stopped = told
                     break
@@ -204,6 +205,7 @@ class _Loop:
 
     def _run_batch(self, step: int, indices: torch.Tensor) -> float:
         batch = self._batch(step, self._data, indices, self._shares(step))
+        self._counted = batch.weight
         if self._update is None:
             self._measured.append(self._measure(step, batch))
             return self._measured[-1]["loss"]

@@ -56,11 +56,11 @@ class Standing:
     kept: float | None = None  # the best of `[checkpoint] keep_best`
     since: int = 0  # epochs that told it, without an improvement on it
     loss: float = 0.0  # sum over the samples of the epoch so far
-    samples: int = 0  # of the epoch, so far
+    samples: float = 0.0  # of the epoch, so far, or what counts in their place
     seconds: float = 0.0  # of training
 
-    def trained(self, loss: float, samples: int, *, begins_epoch: bool) -> Standing:
-        """After one more step. loss: the mean over its samples."""
+    def trained(self, loss: float, samples: float, *, begins_epoch: bool) -> Standing:
+        """After one more step. loss: the mean over its samples, or over what counts in their place."""
         before = Standing() if begins_epoch else self
         return dataclasses.replace(self, loss=before.loss + loss * samples, samples=before.samples + samples)
 
@@ -178,7 +178,7 @@ class Training:
         """The attempt trains from now on."""
         self._since = now
 
-    def step(self, loss: float, samples: int, *, begins_epoch: bool, now: float) -> None:
+    def step(self, loss: float, samples: float, *, begins_epoch: bool, now: float) -> None:
         """One more is over."""
         standing = self.now.trained(loss, samples, begins_epoch=begins_epoch)
         self.now = dataclasses.replace(standing, seconds=self._spent + max(0.0, now - self._since))

@@ -52,3 +52,14 @@ def test_what_a_step_tells_beside_the_loss_is_in_its_line_and_in_the_news(plan_o
     news = progress.take_news()
     assert news is not None
     assert news["measured"] == {}
+
+
+def test_a_step_counts_its_samples_or_what_the_workload_says(plan_of: Callable[..., Plan]) -> None:
+    plan = plan_of()
+    progress, counted = Progress(plan), []
+    for index, facts in enumerate(({}, {"weight": 2.5}, {"weight": 0.0})):
+        iteration = plan.itinerary.at(index)
+        progress.add(b"", [{"iteration": index, "means": {"loss": 0.5}, "facts": facts}])
+        assert progress.finish(iteration, None, [iteration.size])["samples"] == iteration.size
+        counted.append(progress.counted)
+    assert counted == [plan.itinerary.at(0).size, 2.5, 0.0]

@@ -35,6 +35,7 @@ class Progress:
         self.ended_ns: int | None = None  # when the newest of them ended, by its stamps
         self.step = plan.itinerary.at(begins).step if begins else 0  # training steps that are done
         self.loss: float | None = before.loss if before else None  # of the newest one, as the next
+        self.counted: float = 0  # what it counts in a mean over several: its samples, or what the workload says
         self.learning_rate: float | None = before.learning_rate if before else None
         self.means: dict[str, float] | None = before.means if before else None  # of the newest whole validation
         self._told_of_epoch: Mapping[str, float] = before._told_of_epoch if before else {}  # by the job's function
@@ -88,6 +89,7 @@ class Progress:
         self.step = iteration.step + 1
         self._samples += iteration.size
         self.loss = values.means.get("loss", 0.0)
+        self.counted = values.facts.get("weight", iteration.size)
         self.learning_rate = values.facts.get("lr")
         self._grad_norm = values.facts.get("grad_norm")
         self._reported = {name: mean for name, mean in values.means.items() if name != "loss"}

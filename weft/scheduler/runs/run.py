@@ -311,7 +311,7 @@ class Run:
     def _note_training(self, attempt: PlannedAttempt, iteration: Iteration, line: Mapping[str, Any]) -> None:
         if iteration.training:
             first, now = iteration.start == 0, time.monotonic()
-            self.training.step(line["loss"], iteration.size, begins_epoch=first, now=now)
+            self.training.step(line["loss"], attempt.progress.counted, begins_epoch=first, now=now)
         if attempt.course.snapshot_place(iteration) is not None:
             self.training.keep(iteration.index)
 

@@ -178,6 +178,7 @@ class StageTasks:
             return
         for name, value in self._stage.lose(part.number, iteration.step, received, batch).items():
             self._device.tell(value, functools.partial(self._use, measured, iteration, part, name, fraction))
+        self._tell_weight(iteration, measured)
 
     def _use(
         self, measured: Measured, iteration: Iteration, part: Part, name: str, fraction: float, value: float
@@ -195,6 +196,10 @@ class StageTasks:
             self._stage.evaluate(part.number, iteration.step, received, batch)
             for name in self._stage.measures():
                 self._device.after(functools.partial(_add, measured, iteration, name, 0.0, 0.0))
+        self._tell_weight(iteration, measured)
+
+    def _tell_weight(self, iteration: Iteration, measured: Measured) -> None:
+        """What the whole batch counts in a mean over several of them."""
         if self._weights.weighs:
             total = self._weights.total(iteration)
             self._device.after(lambda: measured.of(iteration.index).facts.update(weight=total))
