@@ -303,6 +303,11 @@ def test_a_loader_that_accelerate_has_prepared_is_the_one_that_it_was_given() ->
             "its DataLoader, a Scaled, has a __iter__ of its own, and here nobody iterates over it; let",
         ),  # type: ignore[arg-type]
         ({"x": [1, 2], "y": [3, 4]}, "is a dict of list; give a dict of tensors or of arrays of numbers, or a list of"),
+        (
+            {"a": DataLoader(ITEMS)},
+            "Workload.train is a dict of DataLoaders; give one, of an IterableDataset that goes",
+        ),  # type: ignore[arg-type]
+        ([DataLoader(ITEMS)] * 2, "Workload.train is a list of DataLoaders; give one, of an IterableDataset that goes"),  # type: ignore[arg-type]
         ("data/train", "Workload.train is str; give a map-style dataset"),
         ((torch.zeros(3), torch.zeros(4), torch.zeros(3)), r"tensors of shapes \(3,\), \(4,\), \(3,\); the first dim"),
         ({"a": torch.tensor(1.0)}, r"tensors of shapes \(\); the first dimensions must be equal"),

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import Dataset, StackDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, TensorDataset
 
 from weft.workload.data.tree import Skeleton, build, flatten
 from weft.workload.workload import Workload, WorkloadError, kind_of
@@ -52,6 +52,12 @@ def dataset_of(data: Any, field: Field, workload: Workload) -> Dataset[Any]:
         return tree
     if isinstance(data, type):  # it has the methods, too
         raise WorkloadError(f"Workload.{field} is {kind_of(data)}; give an object of it, {data.__name__}(...)")
+    parts = data.values() if isinstance(data, dict) else data if isinstance(data, (list, tuple)) else ()
+    if isinstance(next(iter(parts), None), DataLoader):
+        raise WorkloadError(
+            f"Workload.{field} is a {kind_of(data)} of DataLoaders; give one, of an IterableDataset that goes through "
+            "them and yields what a step takes of each: DataLoader(dataset, batch_size=None)"
+        )
     is_sized = (hasattr(data, "__getitem__") or gives_several(data)) and hasattr(data, "__len__")
     if not is_sized or isinstance(data, (str, bytes, nn.Module)):
         raise WorkloadError(
