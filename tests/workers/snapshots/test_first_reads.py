@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 from weft.workers.snapshots.first_reads import CountedElsewhere, FirstReads, asking
+from weft.workload.cutting.names import Attribute
 from weft.workload.cutting.tape import of_no_run, playing
 from weft.workload.workload import WorkloadError
 
@@ -38,12 +39,14 @@ def running() -> Iterator[None]:
 
 def test_what_a_run_reads_before_it_writes_is_noted_by_module_of_a_class_and_of_one_below_it() -> None:
     base, child = Counting(), Child()
-    reads = FirstReads({(base, "calls"), (child, "calls"), (child, "steps"), (child, "half")})
+    reads = FirstReads(
+        {Attribute(*each) for each in [(base, "calls"), (child, "calls"), (child, "steps"), (child, "half")]}
+    )
     with reads.watching(), reads.watching():
         reads.begin()
         base.calls = 1
         assert (base.calls, child.calls, Counting().calls, child.half) == (1, 0, 0, 0.0)
-    assert reads.read == {(child, "calls")}
+    assert reads.read == {Attribute(child, "calls")}
     assert (base.steps, Counting.steps, [key for key in vars(Child) if key in ("calls", "steps")]) == (0, 0, [])
     base.calls = 2  # watched no longer
 

@@ -20,6 +20,7 @@ from weft.workers.snapshots.attributes import Attributes
 from weft.workers.snapshots.first_reads import FirstReads
 from weft.workers.snapshots.step_memory import LostAttributes
 from weft.workload.code.variables import VariableSearch, variables_of
+from weft.workload.cutting.names import Attribute
 from weft.workload.workload import Workload
 
 count = 0
@@ -270,7 +271,7 @@ def test_data_optimizers_and_what_is_installed_are_kept_otherwise() -> None:
 def test_an_attribute_of_a_class_that_is_watched_for_a_while_is_there_all_the_time() -> None:
     model = Net()
     attributes = Attributes(variables_of(Workload(model, (torch.zeros(4, 2),), optimizer=torch.optim.SGD)))
-    with FirstReads([(model, "calls")]).watching():
+    with FirstReads([Attribute(model, "calls")]).watching():
         assert attributes.changed() == {}
         attributes.restore(attributes.changed())
     assert "calls" in vars(Net)

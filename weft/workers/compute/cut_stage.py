@@ -106,10 +106,10 @@ class CutStage(Stage):
         self._parts = parts
         self._needed_first = 0  # the part that what no called module has is in
         if parts.count > 1:
-            needs = {module: parts.needed_by(module.parameters()) for module in cut.modules}
-            known = {id(each) for module in needs for each in module.parameters()}
+            needs = {id(module): parts.needed_by(module.parameters()) for module in cut.modules}
+            known = {id(each) for module in cut.modules for each in module.parameters()}
             self._needed_first = parts.needed_by(each for each in model.parameters() if id(each) not in known)
-            cut.before_call = lambda module: parts.reach(needs[module])
+            cut.before_call = lambda module: parts.reach(needs[id(module)])
             parts.watch(model)
 
     @property

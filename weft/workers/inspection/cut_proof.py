@@ -10,10 +10,10 @@ from typing import Any
 
 from weft.workers.inspection.cut_trial import CutTrial, StageError
 from weft.workers.inspection.ran import StatesOfRuns, TrialOutcome
-from weft.workers.snapshots.first_reads import Attribute
 from weft.workers.snapshots.stage_attributes import Numbers
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import OtherCallsError, Step
+from weft.workload.cutting.names import Attribute
 from weft.workload.cutting.operation import KEEP_IN_BUFFERS
 from weft.workload.cutting.placeholder import CannotSendError, PlaceholderError
 from weft.workload.workload import WorkloadError

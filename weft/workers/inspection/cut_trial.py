@@ -25,12 +25,12 @@ from weft.workers.compute.stage import leaf_of
 from weft.workers.devices.device import Device
 from weft.workers.inspection.times import OtherMemory
 from weft.workers.inspection.unit_facts import block_of, blocks_kept
-from weft.workers.snapshots.first_reads import Attribute, FirstReads
+from weft.workers.snapshots.first_reads import FirstReads
 from weft.workers.snapshots.stage_attributes import Numbers, StageAttributes
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import Bound, CutStep, Step
 from weft.workload.cutting.leaves import tensors_in
-from weft.workload.cutting.names import named_tensors
+from weft.workload.cutting.names import Attribute, named_tensors
 from weft.workload.cutting.placeholder import giving_back
 from weft.workload.cutting.recorded import Recorded, Value
 from weft.workload.cutting.skipped import SkippedCalls
@@ -150,11 +150,11 @@ class CutTrial:
             for name, module, key, value in _listed(stage.modules, numbers):
                 own = stage.attributes.value(module, key)
                 if not stage.attributes.differs(module, key, value):
-                    counted.add((module, key))
+                    counted.add(Attribute(module, key))
                 elif self._attributes.differs(module, key, own):
                     return _told(name, key, own, value)
                 else:  # nothing of it runs there
-                    left.setdefault((module, key), _told(name, key, own, value))
+                    left.setdefault(Attribute(module, key), _told(name, key, own, value))
         return next((told for attribute, told in left.items() if attribute not in counted), None)
 
     def watch(self, attributes: Collection[Attribute]) -> None:
@@ -173,20 +173,16 @@ class CutTrial:
 
     def left_by_stages(self) -> list[list[str]]:
         """Of each stage: names of what `left` tells that its runs have left."""
-        names = {module: name for name, module in self._model.named_modules()}
-        return [
-            sorted(
-                f"{names[module]}.{key}".removeprefix(".") for module, key in stage.attributes.left(self._attributes)
-            )
-            for stage in self._stages
-        ]
+        names = {id(module): name for name, module in self._model.named_modules()}
+        left = [stage.attributes.left(self._attributes) for stage in self._stages]
+        return [sorted(f"{names[id(module)]}.{key}".removeprefix(".") for module, key in own) for own in left]
 
     def others(self, left: Mapping[Attribute, Any]) -> list[dict[Attribute, str]]:
         """Of each stage: those of what the whole step has left that it has otherwise, in words."""
-        names = {module: name for name, module in self._model.named_modules()}
+        names = {id(module): name for name, module in self._model.named_modules()}
         return [
             {
-                (module, key): _told(names[module], key, stage.attributes.value(module, key), value)
+                Attribute(module, key): _told(names[id(module)], key, stage.attributes.value(module, key), value)
                 for (module, key), value in left.items()
                 if stage.attributes.differs(module, key, value)
             }
@@ -350,7 +346,7 @@ def _stage(
 
 def _listed(modules: Mapping[str, nn.Module], numbers: Numbers) -> Iterator[tuple[str, nn.Module, str, float]]:
     for name, module in modules.items():
-        yield from ((name, module, key, value) for key, value in numbers[module].items())
+        yield from ((name, module, key, value) for key, value in numbers[id(module)].items())
 
 
 def _told(module: str, key: str, own: Any, value: Any) -> str:

@@ -265,7 +265,7 @@ class StatesOfRuns:
         self._train = train
         self._kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
         self._numbers, self._singles = self._found()
-        self._set: Mapping[nn.Module, Mapping[str, Any]] = {}  # attributes, by the mode of validation
+        self._set: Mapping[int, Mapping[str, Any]] = {}  # attributes, by the mode of validation; by a module's id
         self.leaves = False  # a run has left another number, text or None in an attribute
         self.counted: dict[str, None] = {}  # names of attributes in which a run has left another number
         self.changed: set[str] = set()  # names of buffers that some run has changed

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from weft.workload.cutting.names import Attribute
 from weft.workload.cutting.tape import playing
 from weft.workload.workload import WorkloadError
 
-Attribute = tuple[nn.Module, str]
 _ABSENT = object()
 
 
@@ -77,7 +77,7 @@ class CountedElsewhere:
         this stage does not change, and those that a stage before does."""
         modules = dict(model.named_modules())
         places = ((name, *name.rpartition(".")) for name in {*names, *before})
-        found = {(modules[path], key): name for name, path, _, key in places if path in modules}
+        found = {Attribute(modules[path], key): name for name, path, _, key in places if path in modules}
         self._names = {attribute: name for attribute, name in found.items() if name in names}
         self._before = {attribute: name for attribute, name in found.items() if name not in names}
         self._run: object | None = None
@@ -173,18 +173,18 @@ class _Watched:
         value = self._default
         if module is not None:
             for each in self.watching:
-                each.note_read((module, self._key))
+                each.note_read(Attribute(module, self._key))
             value = vars(module).get(self._key, self._default)
         if value is _ABSENT:  # torch's __getattr__ looks on, and tells
             raise AttributeError(f"type object {kind.__name__!r} has no attribute {self._key!r}")
         return value
 
     def __set__(self, module: nn.Module, value: Any) -> None:
-        if all(each.note_written((module, self._key)) for each in self.watching):
+        if all(each.note_written(Attribute(module, self._key)) for each in self.watching):
             vars(module)[self._key] = value
 
     def __delete__(self, module: nn.Module) -> None:
-        if not all(each.note_written((module, self._key)) for each in self.watching):
+        if not all(each.note_written(Attribute(module, self._key)) for each in self.watching):
             return
         if vars(module).pop(self._key, _ABSENT) is _ABSENT:
             raise AttributeError(self._key)

@@ -10,7 +10,7 @@ import contextlib
 import copy
 import numbers
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,15 @@ from torch import nn
 
 from weft.workers.snapshots.attributes import MAX_PARTS, TORCHS
 from weft.workers.snapshots.remembered import PARTED, first_parts, put_into
+from weft.workload.cutting.names import Attribute
 
 # Of torch's own, what a module may come to have while it runs, and an attribute says that it has.
 _HOOKS = [name for name in TORCHS if name.startswith(("_forward_", "_backward_")) and "hooks" in name]
 _CONTAINERS = PARTED - {tuple}
 _NUMBERS = (int, float)
 _SINGLE = (numbers.Number, np.generic, str, type(None))  # and what is of a class of these
-Numbers = Mapping[nn.Module, Mapping[str, float]]
-_Kept = Mapping[nn.Module, Mapping[str, Any]]
+Numbers = Mapping[int, Mapping[str, float]]  # by the id of a module
+_Kept = Mapping[int, Mapping[str, Any]]  # by that
 _Contents = dict[int, tuple[Any, Any]]  # by the id of a container: that, and a copy of it
 
 
@@ -33,30 +34,26 @@ class StageAttributes:
     """Of all modules: a stage's own are as in a process that runs no other stage, so nobody sees there what skipped
     modules would have kept."""
 
-    def __init__(self, kept: _Kept, contents: _Contents) -> None:
-        self._kept, self._contents = kept, contents
+    def __init__(self, modules: Sequence[nn.Module], kept: _Kept, contents: _Contents) -> None:
+        self.modules, self._kept, self._contents = modules, kept, contents
 
     @classmethod
     def of(cls, model: nn.Module) -> StageAttributes:
         """As they are now."""
-        kept = {module: _own_of(module) for module in model.modules()}
+        modules = [*model.modules()]
+        kept = {id(module): _own_of(module) for module in modules}
         contents: _Contents = {}
         for own in kept.values():
             for key in own.keys() - TORCHS:
                 _note(own[key], contents, [MAX_PARTS])
-        return cls(kept, contents)
-
-    @property
-    def modules(self) -> list[nn.Module]:
-        return list(self._kept)
+        return cls(modules, kept, contents)
 
     def copied(self) -> StageAttributes:
-        return StageAttributes(self._kept, self._contents)  # which are replaced, and not written to
+        return StageAttributes(self.modules, self._kept, self._contents)  # which are replaced, and not written to
 
     def with_those(self, others: _Kept) -> StageAttributes:
-        return StageAttributes(
-            {module: {**own, **others.get(module, {})} for module, own in self._kept.items()}, self._contents
-        )
+        kept = {module: {**own, **others.get(module, {})} for module, own in self._kept.items()}
+        return StageAttributes(self.modules, kept, self._contents)
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -85,23 +82,23 @@ class StageAttributes:
         """The numbers among them."""
         return {module: numbers_of(own) for module, own in self._kept.items()}
 
-    def left(self, built: StageAttributes) -> dict[tuple[nn.Module, str], Any]:
+    def left(self, built: StageAttributes) -> dict[Attribute, Any]:
         """Numbers, texts and None that are others than they were, or were not there."""
         return {
-            (module, key): value
-            for module, own in self._kept.items()
-            for key, value in own.items()
+            Attribute(module, key): value
+            for module in self.modules
+            for key, value in self._kept[id(module)].items()
             if isinstance(value, _SINGLE) and built.differs(module, key, value)
         }
 
     def differs(self, module: nn.Module, key: str, value: Any) -> bool:
         """From what is there."""
-        there = self._kept[module].get(key, self)
+        there = self._kept[id(module)].get(key, self)
         return type(there) is not type(value) or bool(there != value and (there == there or value == value))
 
     def value(self, module: nn.Module, key: str) -> Any:
         """As it is there; as the class has it where the module has none."""
-        return self._kept[module].get(key, getattr(type(module), key, None))
+        return self._kept[id(module)].get(key, getattr(type(module), key, None))
 
     def _is_one(self, value: Any, built: StageAttributes, other: Any) -> bool:
         if type(value) in _CONTAINERS and type(value) is type(other):
@@ -112,12 +109,12 @@ class StageAttributes:
         return self._contents.get(id(container), (container, container))[1]
 
     def _take(self) -> None:
-        self._kept = {module: _own_of(module) for module in self._kept}
+        self._kept = {id(module): _own_of(module) for module in self.modules}
         self._contents = {each: (there, copy.copy(there)) for each, (there, _) in self._contents.items()}
 
     def put_back(self) -> None:
-        for module, kept in self._kept.items():
-            now = vars(module)
+        for module in self.modules:
+            now, kept = vars(module), self._kept[id(module)]
             for key in now.keys() - TORCHS - kept.keys():
                 del now[key]
             now.update((key, value) for key, value in kept.items() if key not in TORCHS)

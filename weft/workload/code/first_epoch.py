@@ -42,10 +42,10 @@ def set_mode(model: nn.Module, training: bool = True, *, is_part: bool = False) 
         _found.setdefault(module, {})[training] = changed
 
 
-def set_by_mode(model: nn.Module, training: bool) -> dict[nn.Module, dict[str, Any]]:
-    """Behind `set_mode`: the attributes that it changes, where it has set them."""
-    keys = {module: _found.get(module, {}).get(training, {}).keys() for module in model.modules()}
-    return {module: {key: vars(module)[key] for key in own if key in vars(module)} for module, own in keys.items()}
+def set_by_mode(model: nn.Module, training: bool) -> dict[int, dict[str, Any]]:
+    """Behind `set_mode`: the attributes that it changes, where it has set them, by the id of their module."""
+    keys = ((module, _found.get(module, {}).get(training, {}).keys()) for module in model.modules())
+    return {id(module): {key: vars(module)[key] for key in own if key in vars(module)} for module, own in keys}
 
 
 def _plain(module: nn.Module) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from weft.workload.cutting.calls import CallNumbers, Seed
 from weft.workload.cutting.leaves import places_in, replaced, tensors_in
 from weft.workload.cutting.loose import Lines, LooseNames, LooseResults, is_loose
 from weft.workload.cutting.modes import look_at_assigned_data
-from weft.workload.cutting.names import KeptMemory, Place, call_name, is_argument, names_by_place, places_of, slots_of
+from weft.workload.cutting.names import KeptMemory, Place, call_name, is_argument, names_by_place, places_of, slots_in
 from weft.workload.cutting.placeholder import Placeholder, refuse_kept, resolved, sendable
 from weft.workload.cutting.skipped import OtherStructure, SkippedCalls
 from weft.workload.cutting.substitutes import Substitutes
@@ -88,7 +88,8 @@ class CutStep:
         self._shapes_alone = {each for each in self._visible if self._looks is None and each.tells_shapes_alone}
         self._own = frozenset(own)
         self._kept = KeptMemory()
-        self._tables = {m for each in self._visible if each.kind is CallKind.TRANSPARENT for m in each.module.modules()}
+        tables = (each.module for each in self._visible if each.kind is CallKind.TRANSPARENT)
+        self._tables = {id(part) for module in tables for part in module.modules()}
         self._names = names_by_place(model)  # forward may put another tensor in a buffer's place
         self._others = {each for each in self._visible if each.kind is CallKind.OPAQUE and not self._has(each.module)}
         self.numbers = CallNumbers()
@@ -141,8 +142,8 @@ class CutStep:
 
     def _foreign(self) -> list[Place]:
         """Where in the model what is not the stage's own stands; tables of modules without state are everybody's."""
-        names = self._names.items()
-        return places_of({at: name for at, name in names if at[0] not in self._tables and name not in self._own})
+        foreign = {at: name for at, name in self._names.items() if name not in self._own}
+        return places_of({at: name for at, name in foreign.items() if id(at.module) not in self._tables})
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -156,8 +157,7 @@ class CutStep:
 
     def _has(self, module: nn.Module) -> bool:
         """All that the module needs."""
-        places = ((part, key) for part in module.modules() for slots in slots_of(part) for key in slots)
-        return all(self._names[place] in self._own for place in places if place in self._names)
+        return all(self._names[slot] in self._own for slot in slots_in(module) if slot in self._names)
 
     def run(self, step: Step, batch: Any, received: Sequence[torch.Tensor | None], seed: Seed) -> Any:
         """What the step returns, of the last stage; of any other the tensors that it sends, in their order, and None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -11,6 +11,20 @@ from torch import nn
 from weft.workload.cutting.tape import Renewed
 
 Place = tuple[dict[str, Any], str, torch.Tensor, str]  # where a tensor stands: in what, by which key; it; its name
+
+
+class Attribute(NamedTuple):
+    """Of a module, which may have a hash of its own that changes with what it keeps, and equality that is no answer, as
+    a metric of torchmetrics has both."""
+
+    module: nn.Module
+    key: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Attribute) and self.module is other.module and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash((id(self.module), self.key))
 
 
 def call_name(module: str, occurrence: int) -> str:
@@ -49,11 +63,11 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_buffers()
 
 
-def names_by_place(model: nn.Module) -> dict[tuple[nn.Module, str], str]:
+def names_by_place(model: nn.Module) -> dict[Attribute, str]:
     """The first name of each tensor, by every place in a module where it stands."""
     names = {id(tensor): name for name, tensor in named_tensors(model)}
     return {
-        (module, key): names[id(tensor)]
+        Attribute(module, key): names[id(tensor)]
         for module in model.modules()
         for slots in slots_of(module)
         for key, tensor in slots.items()
@@ -61,7 +75,12 @@ def names_by_place(model: nn.Module) -> dict[tuple[nn.Module, str], str]:
     }
 
 
-def places_of(names: Mapping[tuple[nn.Module, str], str]) -> list[Place]:
+def slots_in(module: nn.Module) -> Iterator[Attribute]:
+    """Places of parameters and buffers, in other modules inside of it too."""
+    return (Attribute(part, key) for part in module.modules() for slots in slots_of(part) for key in slots)
+
+
+def places_of(names: Mapping[Attribute, str]) -> list[Place]:
     """names: of some that `names_by_place` tells."""
     return [
         (slots, key, tensor, name)

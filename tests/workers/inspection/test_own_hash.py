@@ -1,0 +1,63 @@
+"""A module of a class with a hash that changes with what it keeps, and with equality that is no answer, as a metric of
+torchmetrics has both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.spec.job_spec import JobSpec
+from weft.workers.devices.host import HostDevice
+from weft.workers.inspection.inspection import inspect
+from weft.workload.workload import Workload
+
+
+class Metric(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.total, self.updates = torch.zeros(()), 0
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        self.total, self.updates = self.total + value.detach(), self.updates + 1
+        return self.total / self.updates
+
+    def __hash__(self) -> int:
+        return hash((id(self), self.total, self.updates))
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+class Measured(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inlet, self.middle, self.head = (nn.Linear(4, 4) for _ in range(3))
+        self.mean, self.other = Metric(), Metric()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.middle(self.inlet(x).tanh()).tanh())
+        return out
+
+
+def step(model: Any, x: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = (model(x) - x).square().mean()
+    model.mean(loss)
+    model.other(loss)
+    return loss
+
+
+def test_a_model_with_metrics_in_it_is_cut_like_one_without() -> None:
+    workload = Workload(
+        Measured(),
+        torch.randn(8, 4),
+        step=step,
+        validation=torch.randn(8, 4),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+    job = {"entry": "job.py:workload", "batch_size": 4, "epochs": 1}
+    spec = JobSpec.parse({"job": job, "strategy": {"stages": 2}, "directory": "/jobs"})
+    told: dict[str, Any] = inspect(workload, spec, HostDevice())
+    assert told["cut_problems"] == []
+    assert [unit["name"] for unit in told["units"]] == ["inlet", "middle", "head"]
