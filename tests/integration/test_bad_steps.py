@@ -282,11 +282,21 @@ CASES: Mapping[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
     ),
     "a model that is another one in each process": (
         {
-            "init": "self.name = f'layer{os.getpid()}'; setattr(self, self.name, nn.Linear(4, 4))",
+            "init": "self.name = 'of_' + ''.join(chr(97 + int(each)) for each in str(os.getpid())); "
+            "setattr(self, self.name, nn.Linear(4, 4))",
             "forward": "return self.three(getattr(self, self.name)(self.one(x)))",
         },
         {"stages": 2},
-        ["Workload.model has no 'layer", "and had it when it was inspected; the function must build the same model"],
+        ["Workload.model has no 'of_", "and had it when it was inspected; the function must build the same model"],
+    ),
+    "a model with names that a library counts up in each process": (
+        {
+            "init": "os.num_layers = getattr(os, 'num_layers', 0) + 1; "
+            "self.name = f'layer_{os.num_layers}'; setattr(self, self.name, nn.Linear(4, 4))",
+            "forward": "return self.three(getattr(self, self.name)(self.one(x)))",
+        },
+        {"stages": 2},
+        ["Workload.model has 'layer_2.", "where it had 'layer_1.", "let the function begin that count anew"],
     ),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -122,10 +123,20 @@ def check_built(model: nn.Module, stages: Sequence[StagePlan]) -> None:
     check_stays_none(name for name in unknown if is_saved.get(name))
     missing = next((name for name in unknown if name not in is_saved), None)
     if missing is not None:
+        new = known.difference(*(stage.state for stage in stages))
+        counted = next((name for name in sorted(new) if _without_numbers(name) == _without_numbers(missing)), None)
         raise WorkloadError(
             f"Workload.model has no {missing!r:.80}, and had it when it was inspected; the function must build the "
             "same model in every process (torch's generator is seeded before it is called, and no other)"
+            if counted is None
+            else f"Workload.model has {counted!r:.80} where it had {missing!r:.80} when it was inspected: what numbers "
+            "its names goes on from the model that the process made before; let the function begin that count anew "
+            "(in Keras: keras.utils.clear_session())"
         )
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"_?\d+", "", name)
 
 
 def check_stays_none(names: Iterable[str]) -> None:
