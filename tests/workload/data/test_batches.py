@@ -50,6 +50,13 @@ class Drawn(Items):
         return torch.rand(3), index
 
 
+class Loaders:
+    """As a LightningDataModule has them."""
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(pairs(4))
+
+
 def workload(train: Any, validation: Any = None) -> Workload:
     return Workload(
         model=nn.Linear(1, 1),
@@ -266,6 +273,7 @@ def test_samples_that_do_not_fit_the_slots_are_refused(inputs: torch.Tensor, kin
     [
         ((torch.zeros(3, 1), torch.zeros(4)), r"Workload\.train: \(3, 1\) inputs and \(4,\) targets; the first dim"),
         (iter([]), r"Workload\.train is list_iterator; give a map-style dataset"),
+        (Loaders(), r"Workload\.train is Loaders; give the DataLoader that its train_dataloader\(\) makes"),
         (torch.utils.data.Dataset, r"Workload\.train is the class Dataset; give an object of it, Dataset\(\.\.\.\)"),
         (torch.utils.data.IterableDataset, r"Workload\.train is the class IterableDataset; give an object of it"),
         (3, r"Workload\.train is int; give a map-style dataset with __len__ and __getitem__"),

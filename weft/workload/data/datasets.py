@@ -37,6 +37,12 @@ class Tensors(Dataset[Any]):
         return build(self._skeleton, [tensor.index_select(0, indices) for tensor in self._tensors])
 
 
+_LOADERS: dict[Field, tuple[str, str]] = {  # methods of what has both kinds of data
+    "train": ("train_dataloader", "get_train_dataloader"),
+    "validation": ("val_dataloader", "get_eval_dataloader"),
+}
+
+
 def dataset_of(data: Any, field: Field, workload: Workload) -> Dataset[Any]:
     """A sized map-style dataset from what the user gave."""
     data = _with_tensors(data)
@@ -60,6 +66,9 @@ def dataset_of(data: Any, field: Field, workload: Workload) -> Dataset[Any]:
         )
     is_sized = (hasattr(data, "__getitem__") or gives_several(data)) and hasattr(data, "__len__")
     if not is_sized or isinstance(data, (str, bytes, nn.Module)):
+        made = next((name for name in _LOADERS[field] if callable(getattr(data, name, None))), None)
+        if made is not None:  # of a LightningDataModule, or a Trainer of Hugging Face
+            raise WorkloadError(f"Workload.{field} is {kind_of(data)}; give the DataLoader that its {made}() makes")
         raise WorkloadError(
             f"Workload.{field} is {kind_of(data)}; give a map-style dataset with __len__ and __getitem__, "
             "an IterableDataset, a DataLoader of one of these, or a pair of tensors (inputs, targets)"
