@@ -188,6 +188,16 @@ def test_one_that_is_written_from_a_directory_that_is_gone_is_named(
         load_settings({"state_dir": "s", "runtime_dir": "/r", "cache_dir": "/c"}, {}, None)
 
 
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run as a user that has no entry in /etc/passwd: pathlib's traceback was all that was told."""
+    for variable in ("HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # KeyError, as of one that has none
+    with pytest.raises(SpecError, match="no entry in /etc/passwd; set HOME, or both WEFT_STATE_DIR and WEFT_CACHE_DIR"):
+        load_settings({}, {}, None)
+    assert load_settings({}, {"WEFT_STATE_DIR": "/s", "WEFT_CACHE_DIR": "/c"}, None).state_dir == Path("/s")
+
+
 @pytest.mark.parametrize("field", ["runtime_dir", "state_dir", "runs_dir", "cache_dir"])
 def test_a_directory_that_no_message_can_name_is_refused(field: str) -> None:
     """Of a run directory each job failed with the traceback of a UnicodeEncodeError, as a fault of Weft's."""

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from weft.spec.field_errors import SpecError, explain, shown
-from weft.spec.source import check_utf8
+from weft.spec.source import check_utf8, home_directory
 
 # HOST:PORT; an IPv6 address may stand in brackets, as in a URL
 _ADDRESS = re.compile(r"(?:\[(?P<ipv6>[^\[\]]*:[^\[\]]*)\]|(?P<host>[^\[\]]*)):(?P<port>[0-9]+)")
@@ -27,11 +27,11 @@ def _default_runtime_dir() -> Path:
 
 
 def _default_state_dir() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state", "weft")
+    return Path(os.environ.get("XDG_STATE_HOME") or home_directory() / ".local/state", "weft")
 
 
 def _default_cache_dir() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "weft")
+    return Path(os.environ.get("XDG_CACHE_HOME") or home_directory() / ".cache", "weft")
 
 
 class Settings(BaseModel):

@@ -48,6 +48,17 @@ def working_directory() -> str:
         raise SpecError("the working directory is gone; change to one that is there") from None
 
 
+def home_directory() -> Path:
+    """Errors: SpecError where nothing tells it, as in a container that runs as a user of its own."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise SpecError(
+            f"the home directory is unknown: HOME is not set, and user {os.getuid()} has no entry in /etc/passwd; set "
+            "HOME, or both WEFT_STATE_DIR and WEFT_CACHE_DIR"
+        ) from None
+
+
 def check_utf8(path: str) -> str:
     """The path. Errors: ValueError where it has other bytes: no spec can name it, and no message."""
     try:

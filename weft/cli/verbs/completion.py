@@ -18,6 +18,7 @@ import typer
 from weft.cli.exits import guarded
 from weft.cli.recordings.whole_file import write_whole
 from weft.spec.job_state import TERMINAL_STATES, UNFINISHED_STATES, JobState
+from weft.spec.source import home_directory
 
 PROGRAM = "weft"  # however it was started: the shell completes what its user types, and asks by that name
 VARIABLE = "_WEFT_COMPLETE"  # in which the shell asks
@@ -60,7 +61,7 @@ def completion(
 
 def _install(shell: Shell, script: str) -> Path:
     """Where typer's own installer has it, which would write the user's file anew, as text, to add a line to it."""
-    home = Path.home()
+    home = home_directory()
     path = home / PLACES[shell]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, [f"{script}\n".encode()])
