@@ -55,3 +55,21 @@ def test_whatever_ends_the_looking_on_cancels_the_job(by: BaseException, cancell
     with pytest.raises(type(by)):
         run_in_foreground(cast(Client, client), SPEC)
     assert client.cancelled == cancelled
+
+
+@pytest.mark.parametrize("again", [KeyboardInterrupt(), RequestRefused("timed-out", "it has not ended")])
+def test_a_job_that_is_not_waited_for_any_longer_is_told_with_where_its_files_are(
+    again: BaseException, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second Ctrl-C ended `weft run` without a word."""
+
+    class Impatient(Interrupted):
+        def wait(self, job: str, timeout: float) -> dict[str, Any]:
+            raise again
+
+        def show(self, job: str) -> dict[str, Any]:
+            return {"run_dir": "runs/digits-1"}
+
+    with pytest.raises(KeyboardInterrupt):
+        run_in_foreground(cast(Client, Impatient(KeyboardInterrupt())), SPEC)
+    assert capsys.readouterr().err.endswith("weft: digits-1 is stopped; its files stay in runs/digits-1\n")

@@ -37,12 +37,20 @@ def run_in_foreground(client: Client, spec: JobSpec, job: str | None = None) -> 
 
 def _cancel(client: Client, job: str) -> None:
     try:
-        client.cancel(job)
-        ended = client.wait(job, CANCEL_SECONDS)
+        try:
+            client.cancel(job)
+            ended = client.wait(job, CANCEL_SECONDS)
+        except (RequestRefused, KeyboardInterrupt):  # it does not end in time, or for one who has no more patience
+            _tell_where(job, "is stopped", client.show(job)["run_dir"])
+            raise
     except RequestRefused:
-        return  # it has just ended, or does not end in time
+        return  # the daemon's end is the job's
+    _tell_where(job, ended["state"], ended["run_dir"])
+
+
+def _tell_where(job: str, how: str, run_dir: str) -> None:
     with contextlib.suppress(OSError), _stderr() as stderr:  # who reads stderr may be why it was cancelled
-        print(f"weft: {job} {ended['state']}; its files stay in {ended['run_dir']}", file=stderr, flush=True)
+        print(f"weft: {job} {how}; its files stay in {run_dir}", file=stderr, flush=True)
 
 
 @contextlib.contextmanager
