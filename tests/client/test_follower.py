@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,20 @@ def test_a_follower_tells_each_validation_once_though_every_event_carries_the_ne
     follow(events(*told), io.StringIO(), progress)
     validations = [line.partition("validation ")[2] for line in progress.getvalue().splitlines()]
     assert validations == ["", "accuracy 0.9", "", "accuracy 0.95", ""]
+
+
+@pytest.mark.usefixtures("_on_a_terminal")
+def test_the_cursor_is_there_beside_the_bar() -> None:
+    """It was hidden, and stayed so in the shell where the command was stopped by Ctrl-Z, or ended by SIGQUIT."""
+    terminal = Terminal()
+
+    def shown() -> Iterator[dict[str, Any]]:
+        yield {"progress": PROGRESS}
+        written = terminal.getvalue()
+        assert written.rfind("\x1b[?25h") >= written.rfind("\x1b[?25l") >= 0
+        yield {"result": RESULT}
+
+    follow(shown(), terminal, terminal)
 
 
 @pytest.mark.usefixtures("_on_a_terminal")

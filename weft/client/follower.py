@@ -130,6 +130,7 @@ class _Bar:
 
     def __enter__(self) -> _Bar:
         self._bar.start()
+        self._bar.console.show_cursor(True)  # rich hides it, and who is stopped, killed or quit leaves it so
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -172,7 +172,8 @@ def test_a_resize_draws_the_screen_anew_in_the_new_size(runtime: Path, daemon: A
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143), (None, 130)]
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGQUIT, -signal.SIGQUIT), (None, 130)],
 )
 def test_however_it_is_ended_the_terminal_is_as_it_was(
     runtime: Path, daemon: Any, number: signal.Signals | None, code: int

@@ -5,7 +5,7 @@ on asking while it is away. The terminal is as it was once we leave, however tha
 
     poll     sample, pause, sample, ...  ┐
     stdin    keys                        ├──▶ wake ──▶ take keys, draw
-    SIGWINCH, SIGTSTP, SIGTERM           ┘
+    SIGWINCH, SIGTSTP, SIGQUIT, SIGTERM  ┘
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 from rich.console import Console, ConsoleDimensions
@@ -90,7 +91,7 @@ class _Top:
         self._keys = Keys()
         self._typed: list[str] = []
         self._terminated = False  # we are to end
-        self._stopped = False  # Ctrl-Z: we are to stop until SIGCONT
+        self._leaving: signal.Signals | None = None  # by SIGTSTP (Ctrl-Z) until SIGCONT, by SIGQUIT for good
         self._path = NewestPath()
         self._wake = asyncio.Event()  # something is to be drawn
         self._ask = asyncio.Event()  # the daemon, before the interval is over
@@ -103,13 +104,13 @@ class _Top:
                     while not self._view.left:
                         with self._own_screen():
                             await self._show()
-                        if self._stopped:
-                            self._stop_until_continued()
+                        if self._leaving:
+                            self._leave_by(self._leaving)
                 finally:
                     polling.cancel()
 
     async def _show(self) -> None:
-        while not (self._view.left or self._stopped):
+        while not (self._view.left or self._leaving):
             self._draw()
             await self._wake.wait()
             self._wake.clear()
@@ -122,11 +123,12 @@ class _Top:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        handlers = {
+        handlers: dict[signal.Signals, Callable[[], None]] = {
             signal.SIGWINCH: self._wake.set,
             signal.SIGTERM: self._terminate,
             signal.SIGHUP: self._terminate,
-            signal.SIGTSTP: self._stop,
+            signal.SIGTSTP: partial(self._leave, signal.SIGTSTP),
+            signal.SIGQUIT: partial(self._leave, signal.SIGQUIT),
         }
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
@@ -169,17 +171,17 @@ class _Top:
         self._terminated = True
         self._wake.set()
 
-    def _stop(self) -> None:
-        self._stopped = True
+    def _leave(self, number: signal.Signals) -> None:
+        self._leaving = number
         self._wake.set()
 
-    def _stop_until_continued(self) -> None:
-        """As any program does at Ctrl-Z, with the terminal as it was."""
+    def _leave_by(self, number: signal.Signals) -> None:
+        """What any program does at that signal, with the terminal as it was: stops until it is continued, or ends."""
         loop = asyncio.get_running_loop()
-        loop.remove_signal_handler(signal.SIGTSTP)
-        signal.raise_signal(signal.SIGTSTP)
-        self._stopped = False
-        loop.add_signal_handler(signal.SIGTSTP, self._stop)
+        loop.remove_signal_handler(number)
+        signal.raise_signal(number)
+        self._leaving = None
+        loop.add_signal_handler(number, self._leave, number)
 
     # --- what is shown
 
