@@ -244,3 +244,14 @@ def test_a_size_that_each_candidate_has_fails_the_job_with_what_was_raised(kind:
         with pytest.raises(ValueError, match="1 are too few") as raised:
             inspect_job(lambda: refusing(kind), spec_of(**strategy), HostDevice(), Host(workers=2))
         assert raised.value.__context__ is None
+
+
+def test_what_the_jobs_function_raises_while_candidates_are_looked_at_is_told_once() -> None:
+    """It is called again to see which sizes are at fault, and the log had two tracebacks, one of Weft's own lines."""
+
+    def load() -> Workload:
+        raise ValueError("of the job's function")
+
+    with pytest.raises(ValueError, match="of the job's function") as raised:
+        inspect_job(load, spec_of(), HostDevice(), Host(workers=16))
+    assert raised.value.__context__ is None

@@ -102,11 +102,13 @@ def _of_those_left(
     sample: where there are others, these are left out."""
     try:
         return _of_many(load, spec, specs, device, known)
-    except Exception:
-        used = device if computes_on(specs, "gpu") else HostDevice()
-        refused, left = those_left(load(), spec, specs, used)
-        if not (refused and left):
-            raise
+    except Exception as error:
+        first = error
+    used = device if computes_on(specs, "gpu") else HostDevice()  # out of `except`: what it raises is told alone
+    refused, left = those_left(load(), spec, specs, used)
+    if not (refused and left):
+        raise first
+    del first  # and what its frames hold
     return _of_many(load, spec, left, device, known) | {"refused_sizes": refused}
 
 
