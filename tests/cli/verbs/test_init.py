@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -25,6 +27,12 @@ def workload(slope=2.0):
 
 def fails():
     raise ValueError("no data here")
+
+def waits():
+    import os, signal
+    with open("pid", "w") as file:
+        file.write(str(os.getpid()))
+    signal.pause()
 
 def ends():
     import os, sys
@@ -114,3 +122,17 @@ def test_what_cannot_be_described_is_a_sentence_and_no_file(
     assert (done.returncode, done.stdout) == (code, "")
     assert sentence in done.stderr
     assert list(home.rglob("*.toml")) == []
+
+
+@pytest.mark.slow(seconds=3)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_process_that_calls_the_function_too(home: Path, number: signal.Signals) -> None:
+    """It went on, with whatever the function downloads or computes, and nobody to tell it to."""
+    os.mkfifo(home / "jobs" / "pid")
+    command = [sys.executable, "-m", "weft", "init", "train.py:waits", "--print"]
+    with subprocess.Popen(command, cwd=home / "jobs", stderr=subprocess.DEVNULL) as process:
+        called = int((home / "jobs" / "pid").read_text())
+        process.send_signal(number)
+        assert process.wait(PROCESS_SECONDS) == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(called, 0)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.cli.exits import guarded, leave
+from weft.cli.exits import guarded, leave, termination_raises
 from weft.cli.verbs.options import Arg, override_of_arg
 from weft.spec.source import working_directory
 from weft.transport.wire.frames import Message
@@ -96,7 +96,8 @@ def described(entry: str, directory: str, args: Mapping[str, Any]) -> Message:
     print(f"weft: calling {spec.entry_function} of {spec.entry_file}", file=sys.stderr, flush=True)
     # -P: a file in this directory that is called like a module of ours must not be taken for it.
     command = [sys.executable, "-P", "-m", "weft.workload.description", json_text.dumps(spec.to_wire())]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
+    with termination_raises():  # or the process would go on without anybody to tell
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
     if not done.stdout:
         how = f"exit code {done.returncode}" if done.returncode >= 0 else f"signal {-done.returncode}"
         leave(1, f"the process that called {spec.entry_function} died ({how}); what it last wrote stands above")
