@@ -297,6 +297,98 @@ def test_it_reads_what_the_step_has_kept_beside_the_model(machine: Any, strategy
     assert ended["validation"]["steps"] == 4 * strategy.get("microbatches", 1)
 
 
+METRIC = """
+import torch
+from torch import nn
+
+import weft
+
+
+LOSSES, WAYS = [], {"heat": 1.0, "steps": 0}
+
+
+class Distance(nn.Module):  # as metrics of torchmetrics are, which keep what they sum in attributes
+    def __init__(self):
+        super().__init__()
+        self.reset()
+
+    def update(self, output, target):
+        self.updates += 1
+        self.total = self.total + (output.detach() - target).abs().sum()
+        self.seen.append(len(target))
+
+    def compute(self):
+        return {"distance": self.total / sum(self.seen), "updates": self.updates}
+
+    def reset(self):
+        self.total, self.updates, self.seen = torch.tensor(0.0, dtype=torch.float64), 0, []
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+        self.distance, self.heat = Distance(), 1.0
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x * self.heat).tanh()
+        return x
+
+
+def workload(fails=-1, heats=""):
+    torch.manual_seed(1)
+    LOSSES.clear()
+    WAYS.update(heat=1.0, steps=0)
+    model = Net().double()
+
+    def step(model, batch):
+        output = model(batch[0] * WAYS["heat"])
+        loss = nn.functional.mse_loss(output, batch[1])
+        if model.training:
+            model.distance.update(output, batch[1])
+            LOSSES.append(loss.item())
+            WAYS["steps"] += 1
+        return loss
+
+    def on_epoch(values):
+        if values["epoch"] == fails:
+            raise RuntimeError("that is enough")
+        if heats == "model":
+            model.heat *= 0.5
+        elif heats:
+            WAYS["heat"] *= 0.5
+        told = {**model.distance.compute(), "sum": sum(LOSSES), "steps": WAYS["steps"]}
+        model.distance.reset()
+        LOSSES.clear()
+        WAYS["steps"] = 0
+        return told
+
+    data = torch.randn(24, 4).double(), torch.rand(24, 4).double()
+    return weft.Workload(model, data, step=step, optimizer=torch.optim.SGD, on_epoch=on_epoch,
+                         epoch_metrics=["distance", "updates", "sum", "steps"])
+"""
+
+
+@pytest.mark.slow(seconds=3)
+@pytest.mark.parametrize("strategy", [{"stages": 1}, {"stages": 2}, INTERLEAVED], ids=["1", "2", "interleaved"])
+def test_it_may_begin_anew_what_the_step_sums(machine: Any, strategy: dict[str, Any]) -> None:
+    """`losses.clear()`, or a metric's reset, ended a job of two stages after the first epoch. What another stage goes
+    by it still may not set."""
+    how: dict[str, Any] = {"strategy": {**strategy, "recovery": "iteration"}, "epochs": 5, "batch_size": 4}
+    ended = machine.client.wait(machine.submit(machine.spec(METRIC, args={"fails": 3}, **how)), 60)
+    assert "that is enough" in machine.log_of(ended["job"])
+    goes_on = machine.spec(METRIC, resume_from=ended["run_dir"], **how)
+    ended = machine.client.wait(machine.submit(goes_on), 60)
+    assert ended["state"] == "completed", ended["error"]
+    assert ended["validation"] == train(machine.spec(METRIC, **how)).validations[-1]
+    is_alone = strategy == {"stages": 1}
+    for heats, name in ("model", "heat"), ("ways", "Workload.step.WAYS"):
+        ended = machine.client.wait(machine.submit(machine.spec(METRIC, args={"heats": heats}, **how)), 60)
+        assert ended["state"] == ("completed" if is_alone else "failed")
+        assert is_alone or f"Workload.on_epoch has changed {name}, of which other processes" in ended["error"]
+
+
 KEPT_BY_FORWARD = """
 import torch
 from torch import nn

@@ -183,7 +183,8 @@ class Attempt:
         with ExitStack() as stack:
             for cut in self._parts.cuts:
                 stack.enter_context(cut.lifted())
-            stack.enter_context(asked.whole.shown(state, training=not values["validation"]))
+            kept = self._parts.shown[max(self._parts.shown)].kept() if self._parts.shown else set()
+            stack.enter_context(asked.whole.shown(state, kept, training=not values["validation"]))
             answer = answer_of(asked.function, asked.names, values)
         for shown in self._parts.shown.values():
             shown.begin()

@@ -202,7 +202,7 @@ class ModelParts:
             own_update = self.own_updates.get(holder.stage)
             trained = self._in_buckets if own_update is None else own_update.trained()
             is_asked = own.workload.on_epoch is not None
-            self.shown[holder.stage] = Shown(part, names, trained, is_asked=is_asked)
+            self.shown[holder.stage] = Shown(part, names, trained, self._attributes[holder], is_asked=is_asked)
 
     def _own_update(
         self, own: OwnPart, names: Mapping[int, str], homes: Homes, publish: Callable[[], None], stage: int

@@ -7,25 +7,35 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
 from weft.plan.worker_view import WorkerView
 from weft.workers.compute.model_part import ModelPart, OwnPart
+from weft.workers.snapshots.attributes import Attributes
 from weft.workers.snapshots.held import Held, Name
 from weft.workers.snapshots.whole_model import WholeModel
 from weft.workload.workload import EpochFunction, Workload, WorkloadError
+
+_NAMELESS = (int, float, str, torch.Tensor, np.ndarray, np.generic, list, tuple, set)
 
 
 class Shown:
     """Of the first replica. fixed, names: as in Held."""
 
     def __init__(
-        self, part: ModelPart, first_names: Mapping[int, str], trained: Collection[int], *, is_asked: bool = False
+        self,
+        part: ModelPart,
+        first_names: Mapping[int, str],
+        trained: Collection[int],
+        attributes: Attributes,
+        *,
+        is_asked: bool = False,
     ) -> None:
-        """first_names: of the model's parameters, by id. trained: ids of those that are. is_asked: whether a function
-        of the user's is, which may change the others."""
-        self._is_asked = is_asked
+        """first_names: of the model's parameters, by id. trained: ids of those that are. attributes: of the stage, as
+        it was built. is_asked: whether a function of the user's is, which may change the others."""
+        self._is_asked, self._attributes = is_asked, attributes
         state, kept = part.named_state(), {id(buffer): name for name, buffer in part.buffers().items()}
         first = {**first_names, **kept}
         self.fixed: dict[str, torch.Tensor] = {
@@ -45,6 +55,18 @@ class Shown:
     def begin(self) -> None:
         """As they are now is how the step has to leave them."""
         self._versions = {name: tensor._version for name, tensor in self._untrained.items()}
+
+    def kept(self) -> set[tuple[str, str]]:
+        """Attributes of modules in which the stage's own steps have left something, which no other stage goes by. Not
+        what has parts by name, of which others may go by one."""
+        modules = self._attributes.modules
+        changed = {name: own for name, own in self._attributes.changed().items() if name in modules}
+        return {
+            (name, key)
+            for name, own in changed.items()
+            for key in own
+            if isinstance(vars(modules[name]).get(key), (*_NAMELESS, type(None)))
+        }
 
     def hold(self, held: Held) -> None:
         """Errors: as of check."""

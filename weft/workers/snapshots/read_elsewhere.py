@@ -19,6 +19,7 @@ from weft.workload.workload import Workload
 
 MAX_ITEMS = 1000  # of a container that is looked into: arbitrary; larger ones are data
 _Plain = int | float | str  # booleans are integers
+_STEPS = ("Workload.step", "Workload.loss")  # which run here
 
 
 class ReadElsewhere:
@@ -31,24 +32,34 @@ class ReadElsewhere:
         self._names = set[str]().union(*(names_in(each.__code__) for each in functions_from(workload.on_epoch)))
         data = {"train": workload.train, "validation": workload.validation}
         self._functions = {f"Workload.{name}": _weak(each) for name, each in functions.items()}
+        self._built = self._of_functions()
         self._data = {f"Workload.{name}": _weak(_dataset(each)) for name, each in data.items()}
 
     def values(self) -> dict[str, Any]:
         """Copies of the plain ones, by how one comes there."""
-        found: dict[str, Any] = {}
-        for name, function in self._functions.items():
-            referred = found_from(function(), name, (int, float, str, list, dict))  # type: ignore[arg-type, var-annotated]
-            found |= {key: each for key, value in referred if (each := _copied(value)) is not None}
+        found = self._of_functions()
         for name, dataset in self._data.items():
             made = dataset()
             values = ((key, value) for key, value in getattr(made, "__dict__", {}).items() if key in self._named(made))
             found |= {f"{name}.{key}": each for key, value in values if (each := _copied(value)) is not None}
         return found
 
+    def _of_functions(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, function in self._functions.items():
+            referred = found_from(function(), name, (int, float, str, list, dict))  # type: ignore[arg-type, var-annotated]
+            found |= {key: each for key, value in referred if (each := _copied(value)) is not None}
+        return found
+
     def changed(self, before: Mapping[str, Any]) -> list[str]:
-        """By name, of what there was before. In lists, a nan is the same as itself."""
-        now = self.values()
-        return [name for name, value in before.items() if name in now and [now[name]] != [value]]
+        """By name, of what there was before; but for what the steps of this very process have changed until then, such
+        as a list of losses: that other processes have their own of, or never come to."""
+        now, built = self.values(), {name: value for name, value in self._built.items() if name.startswith(_STEPS)}
+        return [
+            name
+            for name, value in before.items()
+            if name in now and not _is_of_steps(built.get(name, value), value, now[name])
+        ]
 
     def _named(self, dataset: Any) -> set[str]:
         """What runs over a dataset changes what that counts or keeps, and nobody is to hear of it."""
@@ -67,6 +78,17 @@ def _dataset(data: Any) -> Any:
     while isinstance(data, (DataLoader, Subset)):
         data = data.dataset
     return data
+
+
+def _is_of_steps(built: Any, before: Any, now: Any) -> bool:
+    """Whether all that has changed since `before` had changed before, too; in a dictionary by its keys. In lists, a nan
+    is the same as itself."""
+    if [before] == [now]:
+        return True
+    if type(before) is type(now) is dict:
+        own = built if type(built) is dict else {}
+        return all(_is_of_steps(own.get(key), before.get(key), now.get(key)) for key in before.keys() | now.keys())
+    return [built] != [before]
 
 
 def _copied(value: Any) -> Any:

@@ -7,7 +7,7 @@ memory behind an epoch that is judged, where the model that is saved comes from:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -57,9 +57,12 @@ class WholeModel:
         self._is_shared = not any(replica.private or replica.device == "gpu" for replica in view.replicas)
 
     @contextmanager
-    def shown(self, state: Mapping[str, torch.Tensor], *, training: bool) -> Iterator[None]:
-        """While no lane runs. state: what would be saved, by name. training: the mode that the epoch has left. Raises
-        WorkloadError for a change that would be lost, or that other workers would not have."""
+    def shown(
+        self, state: Mapping[str, torch.Tensor], kept: Collection[tuple[str, str]], *, training: bool
+    ) -> Iterator[None]:
+        """While no lane runs. state: what would be saved, by name. kept: attributes, by a module's name and their own,
+        that are of the last stage's own steps, such as a metric that counts. training: the mode that the epoch has
+        left. Raises WorkloadError for a change that would be lost, or that other workers would not have."""
         model, shown = self._model(), list[_Shown | _Own]()
         if model is not None:
             for unit in filter(None, (each() for each in self._elsewhere)):
@@ -76,9 +79,10 @@ class WholeModel:
                 yield
             changed = [each.name for each in shown if each.has_changed()]
             changed += [name for name, flag in self._flags(model, optimizers).items() if before.get(name, flag) != flag]
-            kept = attributes.changed().items()
             changed += self._read_elsewhere.changed(values)
-            changed += [f"{module}.{key}".lstrip(".") for module, of_module in kept for key in of_module]
+            ours = kept if self._has_one_replica else ()
+            places = [(module, key) for module, its in attributes.changed().items() for key in its]
+            changed += [f"{module}.{key}".lstrip(".") for module, key in places if (module, key) not in ours]
         finally:
             for each in shown:
                 each.end()
