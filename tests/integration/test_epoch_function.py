@@ -389,6 +389,44 @@ def test_it_may_begin_anew_what_the_step_sums(machine: Any, strategy: dict[str, 
         assert is_alone or f"Workload.on_epoch has changed {name}, of which other processes" in ended["error"]
 
 
+SAVES = """
+import torch
+from torch import nn
+
+import weft
+
+
+def workload():
+    model, made = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))), []
+
+    def optimizer(parameters):
+        made.append(torch.optim.Adam(parameters))
+        return made[-1]
+
+    def on_epoch(values):
+        print("states:", len(made[-1].state_dict()["state"]))
+
+    data = torch.randn(8, 4), torch.randn(8, 4)
+    return weft.Workload(model, data, loss=nn.MSELoss(), optimizer=optimizer, on_epoch=on_epoch)
+"""
+
+
+@pytest.mark.slow(seconds=2)
+@pytest.mark.parametrize(
+    ("strategy", "num_states"), [({}, 8), ({"stages": 2}, None), ({"replicas": 2}, 0)], ids=["1", "stages", "replicas"]
+)
+def test_an_optimizers_state_that_is_not_all_of_it_is_told(
+    machine: Any, strategy: dict[str, Any], num_states: int | None
+) -> None:
+    """A script's own checkpoint had the state of one stage, or of no parameter, and nothing said so."""
+    ended = machine.client.wait(machine.submit(machine.spec(SAVES, strategy=strategy, epochs=3, batch_size=4)), 60)
+    log = machine.log_of(ended["job"])
+    assert ended["state"] == "completed", log
+    assert log.count("asks for the state of an optimizer, which has in this process") == (1 if strategy else 0)
+    found = {int(line.rpartition(" ")[2]) for line in log.splitlines() if "states: " in line}
+    assert found == {num_states} if num_states is not None else max(found) < 8
+
+
 KEPT_BY_FORWARD = """
 import torch
 from torch import nn

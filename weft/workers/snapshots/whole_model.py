@@ -6,11 +6,12 @@ memory behind an epoch that is judged, where the model that is saved comes from:
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -26,6 +27,11 @@ from weft.workload.cutting.placeholder import Placeholder
 from weft.workload.optimizer import made_optimizers, options_of
 from weft.workload.units import is_cut_by_calls, units
 from weft.workload.workload import Workload, WorkloadError
+
+_PART: Final = (
+    "weft: Workload.on_epoch asks for the state of an optimizer, which has in this process what is updated here, and "
+    "not all of it; the job's own checkpoints have all, and `weft run --resume` goes on from them"
+)
 
 
 class WholeModel:
@@ -53,6 +59,7 @@ class WholeModel:
         updated = {id(named[place.parameter]) for bucket in buckets for place in bucket.places}
         every = workload.model.named_parameters(remove_duplicate=False)
         self._in_buckets = {name for name, parameter in every if id(parameter) in updated}  # replicas have one of each
+        self._has_told = False
         self._updates = self._is_alone and view.synchronisation is None  # by the user's own optimizer
         self._is_shared = not any(replica.private or replica.device == "gpu" for replica in view.replicas)
 
@@ -75,7 +82,7 @@ class WholeModel:
         try:
             for each in shown:
                 each.begin()
-            with asking(), _own_gradients(model):
+            with asking(), _own_gradients(model), self._asked_for_state(optimizers):
                 yield
             changed = [each.name for each in shown if each.has_changed()]
             changed += [name for name, flag in self._flags(model, optimizers).items() if before.get(name, flag) != flag]
@@ -92,6 +99,21 @@ class WholeModel:
                 "their own; change it in the step, or in the model's train(), which each of them calls before each "
                 "epoch, what a dataset goes by in its set_epoch(e), and learning rates by Workload.scheduler"
             )
+
+    @contextmanager
+    def _asked_for_state(self, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+        """optimizers: which have here what this process updates, or nothing. Tells once of a script that saves that."""
+        hooks = [each.register_state_dict_pre_hook(self._tell_part) for each in optimizers]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _tell_part(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._has_told:
+            print(_PART, file=sys.stderr)  # among what the function prints
+        self._has_told = True
 
     def _flags(self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
         """What is trained, and how, where nobody else would know of a change."""
