@@ -28,6 +28,7 @@ from weft.workload.faults import (
     COLLATE,
     MAX_MESSAGE_CHARS,
     NO_GPU,
+    NO_GRADIENTS,
     OF_MAIN_ALONE,
     ONE_SAMPLE,
     Fault,
@@ -35,7 +36,7 @@ from weft.workload.faults import (
     fault_of,
 )
 from weft.workload.units import Unit
-from weft.workload.workload import WorkloadError
+from weft.workload.workload import WorkloadError, answer_of
 
 
 def raised(error: BaseException) -> BaseException:
@@ -291,6 +292,18 @@ def test_who_has_given_a_collate_that_raises_is_not_told_to_give_one() -> None:
     with pytest.raises(IndexError) as caught, within(IN_COLLATE):
         torch.utils.data.default_collate([])
     assert fault_of(caught.value).message.endswith("weft: in Workload.collate\n")
+
+
+def test_gradients_that_are_asked_for_behind_an_epoch_are_told_to_be_gone() -> None:
+    """TensorBoard's histograms of them are drawn there."""
+    parameter, nothing = torch.nn.Parameter(torch.zeros(2)), None
+    for ask, is_of_gradients in (
+        (lambda values: {"norm": parameter.grad.norm()}, True),
+        (lambda values: {"norm": nothing.norm()}, False),  # type: ignore[attr-defined]
+    ):
+        with pytest.raises(AttributeError) as caught:
+            answer_of(ask, ["norm"], {})
+        assert fault_of(caught.value).message.endswith(NO_GRADIENTS) == is_of_gradients
 
 
 @pytest.mark.parametrize("made", ["args = 3", "import sys\n    for args in sys.path: pass"])

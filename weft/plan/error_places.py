@@ -13,6 +13,7 @@ MAX_SAMPLES = 8
 TRIED_STEP = "in the step, tried before training"
 TRIED_BACKWARD = "in backward of the step, tried before training"
 IN_COLLATE = "in Workload.collate"
+IN_ON_EPOCH = "in Workload.on_epoch"
 
 _MARK = "weft: "  # tells our notes from the user's own
 

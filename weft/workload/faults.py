@@ -15,7 +15,7 @@ from weft.machine.checkpoint_files import CheckpointError
 from weft.machine.descriptors import all_open, has_run_out
 from weft.machine.free_memory import SharedMemoryFull
 from weft.machine.run_file import RunFileError
-from weft.plan.error_places import IN_COLLATE, places_of, samples_place
+from weft.plan.error_places import IN_COLLATE, IN_ON_EPOCH, places_of, samples_place
 from weft.spec.job_spec import SpecError
 from weft.workload.code.version import CodeChanged
 from weft.workload.compiling.compiler import cannot_compile, is_compilers
@@ -54,6 +54,10 @@ OF_MAIN_ALONE = (
     '{name} is made below `if __name__ == "__main__":`, which does not run where workers import the file: let it be an '
     "argument of the function that makes the workload, and hand it over by args={{...}} of weft.run or by --arg, or "
     "make it above\n"
+)
+NO_GRADIENTS = (
+    "Gradients are gone once the step is done that they were for, so `.grad` is None there. A hook has them as they "
+    "come (`parameter.register_post_accumulate_grad_hook`); their norm is in metrics.jsonl, with strategy.clip_norm\n"
 )
 _REMEDIES = {  # by what torch says
     "Torch not compiled with CUDA enabled": NO_GPU,
@@ -108,7 +112,10 @@ def fault_of(error: BaseException) -> Fault:
 
 
 def _remedy(error: BaseException) -> str:
-    told, raised = _text(error), traceback.extract_tb(error.__traceback__)[-1:]
+    told, frames = _text(error), traceback.extract_tb(error.__traceback__)
+    raised = frames[-1:]
+    if IN_ON_EPOCH in places_of(error) and "NoneType" in told and any(".grad" in (each.line or "") for each in frames):
+        return NO_GRADIENTS
     if raised and raised[0].filename.endswith(_DEFAULT_COLLATE):
         return "" if IN_COLLATE in places_of(error) else COLLATE
     if raised and isinstance(error, NameError) and _is_of_main_alone(str(error.name), raised[0].filename):

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from weft.plan.error_places import within
+from weft.plan.error_places import IN_ON_EPOCH, within
 
 BatchFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 MetricFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | float]
@@ -113,7 +113,7 @@ class EpochAnswer:
 def answer_of(function: EpochFunction, names: Sequence[str], values: Mapping[str, Any]) -> EpochAnswer:
     """What `Workload.on_epoch` says of an epoch. names: `Workload.epoch_metrics`. Raises WorkloadError for another
     answer than it may give."""
-    with within("in Workload.on_epoch"):
+    with within(IN_ON_EPOCH):
         answer = function(values)
     if answer is None or (isinstance(answer, str) and answer == STOP):
         return EpochAnswer(answer is not None, dict.fromkeys(names))
