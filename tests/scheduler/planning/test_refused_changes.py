@@ -177,6 +177,18 @@ def test_no_choice_divides_a_batch_otherwise_whose_every_microbatch_changes_a_pa
     assert trains_alike(divided, whole, changing({}))
 
 
+def test_no_choice_has_others_keep_what_on_epoch_reads(
+    changing: Callable[[dict[str, Any]], Inspection], spec_of: Callable[..., Any]
+) -> None:
+    """An accuracy over what `validate` had appended was of half the samples, where two replicas were chosen."""
+    whole, divided = spec_of(batch_size=8), spec_of(batch_size=8, microbatches=2)
+    replicas, stages = spec_of(batch_size=8, replicas=2), spec_of(batch_size=8, stages=2)
+    for unit, alike in ("", [whole, stages]), ("0.", [whole]):
+        kept = {"on_epoch": ["preds"], "on_epoch_units": [unit]}
+        inspection = dataclasses.replace(changing({}), lost_beside=kept)
+        assert [each for each in (whole, divided, replicas, stages) if trains_alike(each, whole, inspection)] == alike
+
+
 def test_what_a_backward_changes_is_refused_where_another_forward_comes_between(
     inspection_of: Callable[..., Inspection],
     unit_of: Callable[..., UnitFacts],

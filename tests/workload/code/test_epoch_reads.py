@@ -40,6 +40,7 @@ class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear, self.history, self.meter = nn.Linear(2, 2), list[float](), Meter()
+        self.summed = torch.zeros(())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         global count
@@ -47,7 +48,7 @@ class Layer(nn.Module):
         mean = y.mean().item()
         count += 1
         self.history.append(mean)
-        self.newest = mean
+        self.newest, self.summed = mean, self.summed + mean
         self.meter.update(mean)
         METER.update(mean)
         RECENT.append(mean)
@@ -83,6 +84,7 @@ def changed_for(made: Callable[[nn.Module], Any]) -> dict[str, str]:
     [
         (lambda model: lambda values: model[1].history[-1], {"1.history": "1."}),
         (lambda model: lambda values: model[1].newest, {"1.newest": "1."}),
+        (lambda model: lambda values: model[1].summed / 2, {"1.summed": "1."}),
         (lambda model: lambda values: model[1].summary(), {"1.history": "1."}),
         (lambda model: lambda values: model[1].meter.total, {"1.meter": "1."}),
         (lambda model: lambda values: RECENT[-1], {"Workload.on_epoch.globals.RECENT": "1."}),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from weft.workload.code.fingerprint import fingerprint
@@ -58,9 +59,11 @@ class EpochReads:
     _modules: Mapping[str, nn.Module] = {}
 
     def _looks(self) -> Iterator[tuple[tuple[str, str], str | None]]:
+        state = {id(each) for each in (*self._model.parameters(), *self._model.buffers())}
         for holder, own in self._holders().items():
             for key, value in own.items():
-                if not isinstance(value, (*KEPT_OTHERWISE, *NEVER_PLAIN, nn.Module)):
+                is_own = isinstance(value, torch.Tensor) and id(value) not in state
+                if is_own or not isinstance(value, (*KEPT_OTHERWISE, *NEVER_PLAIN, nn.Module)):
                     yield (holder, key), fingerprint(value, apart=self._apart)
 
     def _holders(self) -> dict[str, Mapping[str, Any]]:

@@ -201,12 +201,21 @@ def iteration_seconds(spec: JobSpec, plan: Plan, inspection: Inspection) -> floa
 
 
 def trains_alike(candidate: JobSpec, spec: JobSpec, inspection: Inspection) -> bool:
-    """Where what a sample gives depends on the others of its microbatch, the batch is divided as the user has it."""
+    """Where what a sample gives depends on the others of its microbatch, the batch is divided as the user has it; and
+    where `on_epoch` reads what steps keep, of which a replica has its part, or what the forward of a layer does, which
+    a stage has."""
+    keepers = inspection.lost_beside.get("on_epoch_units", ())
+    if any(keepers) and _num_stages(candidate) > _num_stages(spec):
+        return False
     keeps = any(unit.carries_state for unit in inspection.units)
     changes = any(each.changed_as is not None for each in inspection.parameters)
     mixes = inspection.undivided or inspection.batch_modules or inspection.loss_in_parts
-    depends = mixes or inspection.keeps_elsewhere or keeps or changes
+    depends = mixes or inspection.keeps_elsewhere or keeps or changes or keepers
     return not depends or candidate.strategy.division == spec.strategy.division
+
+
+def _num_stages(spec: JobSpec) -> int:
+    return max(replica.num_stages for replica in spec.strategy.replica_list)
 
 
 def _bounded(candidate: JobSpec, inspection: Inspection) -> Considered:
@@ -313,6 +322,8 @@ def lines_of(ranked: Sequence[Considered], inspection: Inspection) -> Iterator[s
         f"auto: of {len(ranked)} candidates {1 + len(simulated)} were simulated, and {slower} take longer at the least"
         + (f"; {len(failed)} cannot be, the first since {_problem_of(failed[0])}" if failed else "")
     )
+    if kept := inspection.lost_beside.get("on_epoch"):
+        yield f"auto: a batch is divided as you have it, since on_epoch reads {kept[0]}, which steps keep"
     if inspection.undivided:
         yield f"auto: batches stay whole, since {inspection.undivided}"
     elif inspection.loss_in_parts:
