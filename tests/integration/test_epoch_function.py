@@ -3,6 +3,7 @@ however the model is divided. What it changes acts as there, or is refused."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -387,6 +388,56 @@ def test_it_may_begin_anew_what_the_step_sums(machine: Any, strategy: dict[str, 
         ended = machine.client.wait(machine.submit(machine.spec(METRIC, args={"heats": heats}, **how)), 60)
         assert ended["state"] == ("completed" if is_alone else "failed")
         assert is_alone or f"Workload.on_epoch has changed {name}, of which other processes" in ended["error"]
+
+
+REPLICATED = """
+import torch
+from torch import nn
+
+import weft
+
+LOSSES, COUNTS = [], {"steps": 0}
+
+
+def workload(resets):
+    LOSSES.clear()
+    COUNTS["steps"] = 0
+    model = nn.Linear(4, 4)
+    model.kept = []
+
+    def step(model, batch):
+        loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+        LOSSES.append(loss.item())
+        model.kept.append(loss.detach())
+        COUNTS["steps"] += 1
+        return loss
+
+    def on_epoch(values):
+        found = len(LOSSES) + len(model.kept)
+        LOSSES.clear()
+        model.kept.clear()
+        if resets:
+            COUNTS["steps"] = 0
+        return {"found": found}
+
+    data = torch.randn(16, 4), torch.randn(16, 4)
+    return weft.Workload(model, data, step=step, optimizer=torch.optim.SGD, on_epoch=on_epoch, epoch_metrics=["found"])
+"""
+
+
+@pytest.mark.slow(seconds=2)
+@pytest.mark.parametrize("resets", [False, True])
+def test_of_replicas_it_may_empty_lists_alone(machine: Any, resets: bool) -> None:
+    """By a number, which the others go on with, a weight may be annealed."""
+    spec = machine.spec(REPLICATED, args={"resets": resets}, strategy={"replicas": 2}, epochs=3, batch_size=4)
+    ended = machine.client.wait(machine.submit(spec), 60)
+    log = machine.log_of(ended["job"])
+    assert re.search("on_epoch: it refers to .*LOSSES.*, which a step changes; of several replicas it finds", log)
+    assert ended["state"] == ("failed" if resets else "completed"), log
+    if resets:
+        assert "Workload.on_epoch has changed Workload.step.COUNTS, of which" in ended["error"]
+    else:
+        assert ended["validation"] == {"found": 8.0}, "of an epoch of four steps"
 
 
 SAVES = """

@@ -56,7 +56,7 @@ def test_what_other_processes_read_is_told_and_nothing_else(act: str, is_alone: 
                 assert len(list(DataLoader(data))) == 4
 
     workload = Workload(nn.Linear(2, 2), wrap(data), step=step, optimizer=torch.optim.SGD, on_epoch=on_epoch)
-    watched = ReadElsewhere(workload, is_alone=is_alone)
+    watched = ReadElsewhere(workload, is_alone=is_alone, has_one_replica=True)
     before = watched.values()
     on_epoch({})
     changed = watched.changed(before)

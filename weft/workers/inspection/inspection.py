@@ -293,7 +293,7 @@ def _inspected(
     attributes, options = LostAttributes(workload), options_of(optimizer)
     ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
     check_aliases(aliases)
-    beside = attributes.of_epoch([each["name"] for each in ran.units]) if learns else {}
+    beside = attributes.of_epoch([each["name"] for each in ran.units], ran.written) if learns else {}
     steps = _step_facts(optimizer, options)
     changing = {*ran.changing, *changes.names()} if learns else set[str]()
     for unit in ran.units if sample.sparse else ():

@@ -183,7 +183,8 @@ class Attempt:
         with ExitStack() as stack:
             for cut in self._parts.cuts:
                 stack.enter_context(cut.lifted())
-            kept = self._parts.shown[max(self._parts.shown)].kept() if self._parts.shown else set()
+            last = [self._parts.shown[stage] for stage in sorted(self._parts.shown)[-1:]]
+            kept = {each for shown in last for each in shown.kept(alone=asked.whole.has_one_replica)}
             stack.enter_context(asked.whole.shown(state, kept, training=not values["validation"]))
             answer = answer_of(asked.function, asked.names, values)
         for shown in self._parts.shown.values():

@@ -56,16 +56,17 @@ class Shown:
         """As they are now is how the step has to leave them."""
         self._versions = {name: tensor._version for name, tensor in self._untrained.items()}
 
-    def kept(self) -> set[tuple[str, str]]:
+    def kept(self, *, alone: bool) -> set[tuple[str, str]]:
         """Attributes of modules in which the stage's own steps have left something, which no other stage goes by. Not
-        what has parts by name, of which others may go by one."""
+        what has parts by name, of which others may go by one. alone: there is no other replica; or lists are told
+        alone, as of ReadElsewhere."""
         modules = self._attributes.modules
         changed = {name: own for name, own in self._attributes.changed().items() if name in modules}
         return {
             (name, key)
             for name, own in changed.items()
             for key in own
-            if isinstance(vars(modules[name]).get(key), (*_NAMELESS, type(None)))
+            if isinstance(vars(modules[name]).get(key), (*_NAMELESS, type(None)) if alone else list)
         }
 
     def hold(self, held: Held) -> None:

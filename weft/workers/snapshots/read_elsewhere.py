@@ -26,8 +26,9 @@ class ReadElsewhere:
     """Of what `on_epoch` asks for by name in the data, which a process of its own loads, and of what the step or the
     loss refers to. It keeps none of these: what `on_epoch` changes that has hold of."""
 
-    def __init__(self, workload: Workload, *, is_alone: bool) -> None:
+    def __init__(self, workload: Workload, *, is_alone: bool, has_one_replica: bool) -> None:
         """is_alone: this process runs every stage, so its step reads what is here."""
+        self._has_one_replica = has_one_replica
         functions = {"collate": workload.collate} | ({} if is_alone else {"step": workload.step, "loss": workload.loss})
         self._names = set[str]().union(*(names_in(each.__code__) for each in functions_from(workload.on_epoch)))
         data = {"train": workload.train, "validation": workload.validation}
@@ -52,14 +53,25 @@ class ReadElsewhere:
         return found
 
     def changed(self, before: Mapping[str, Any]) -> list[str]:
-        """By name, of what there was before; but for what the steps of this very process have changed until then, such
-        as a list of losses: that other processes have their own of, or never come to."""
+        """By name, of what there was before; but for what the steps of this very process have changed until then, which
+        other stages never come to. Other replicas do, for themselves: of theirs a list alone may be left as it is,
+        whose items nobody goes by, most often, such as losses; a number may anneal something."""
         now, built = self.values(), {name: value for name, value in self._built.items() if name.startswith(_STEPS)}
         return [
             name
             for name, value in before.items()
-            if name in now and not _is_of_steps(built.get(name, value), value, now[name])
+            if name in now and not self._is_of_steps(built.get(name, value), value, now[name])
         ]
+
+    def _is_of_steps(self, built: Any, before: Any, now: Any) -> bool:
+        """Whether all that has changed since `before` had changed before, too; in a dictionary by its keys. In lists, a
+        nan is the same as itself."""
+        if [before] == [now]:
+            return True
+        if type(before) is type(now) is dict:
+            own, keys = built if type(built) is dict else {}, before.keys() | now.keys()
+            return all(self._is_of_steps(own.get(key), before.get(key), now.get(key)) for key in keys)
+        return [built] != [before] and (self._has_one_replica or type(before) is type(now) is list)
 
     def _named(self, dataset: Any) -> set[str]:
         """What runs over a dataset changes what that counts or keeps, and nobody is to hear of it."""
@@ -78,17 +90,6 @@ def _dataset(data: Any) -> Any:
     while isinstance(data, (DataLoader, Subset)):
         data = data.dataset
     return data
-
-
-def _is_of_steps(built: Any, before: Any, now: Any) -> bool:
-    """Whether all that has changed since `before` had changed before, too; in a dictionary by its keys. In lists, a nan
-    is the same as itself."""
-    if [before] == [now]:
-        return True
-    if type(before) is type(now) is dict:
-        own = built if type(built) is dict else {}
-        return all(_is_of_steps(own.get(key), before.get(key), now.get(key)) for key in before.keys() | now.keys())
-    return [built] != [before]
 
 
 def _copied(value: Any) -> Any:

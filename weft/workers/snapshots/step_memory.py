@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -71,9 +71,10 @@ class LostAttributes:
         self._first = self._inside()
         self._of_epoch = EpochReads(workload)
 
-    def of_epoch(self, units: Sequence[str]) -> dict[str, list[str]]:
-        """What has changed since that `on_epoch` reads, by name, and for each the unit that keeps it. units: names."""
-        changed = self._of_epoch.changed(units)
+    def of_epoch(self, units: Sequence[str], counted: Collection[str]) -> dict[str, list[str]]:
+        """What has changed since that `on_epoch` reads, by name, and for each the unit that keeps it. units: names.
+        counted: as of EpochReads."""
+        changed = self._of_epoch.changed(units, counted)
         return {"on_epoch": [name for name, _ in changed], "on_epoch_units": [unit for _, unit in changed]}
 
     def names(self) -> list[str]:

@@ -52,8 +52,8 @@ class WholeModel:
                 self._elsewhere.append(weakref.ref(unit))
         self._optimizers = [each for _, each in found_from(workload.on_epoch, "on_epoch", torch.optim.Optimizer)]
         self._is_alone = len(own) == sum(replica.num_stages for replica in view.replicas)
-        self._read_elsewhere = ReadElsewhere(workload, is_alone=self._is_alone)
-        self._has_one_replica = len(view.replicas) == 1
+        self.has_one_replica = len(view.replicas) == 1
+        self._read_elsewhere = ReadElsewhere(workload, is_alone=self._is_alone, has_one_replica=self.has_one_replica)
         named = list(dict(workload.model.named_parameters()).values())
         buckets = () if view.synchronisation is None else view.synchronisation.buckets
         updated = {id(named[place.parameter]) for bucket in buckets for place in bucket.places}
@@ -87,9 +87,8 @@ class WholeModel:
             changed = [each.name for each in shown if each.has_changed()]
             changed += [name for name, flag in self._flags(model, optimizers).items() if before.get(name, flag) != flag]
             changed += self._read_elsewhere.changed(values)
-            ours = kept if self._has_one_replica else ()
             places = [(module, key) for module, its in attributes.changed().items() for key in its]
-            changed += [f"{module}.{key}".lstrip(".") for module, key in places if (module, key) not in ours]
+            changed += [f"{module}.{key}".lstrip(".") for module, key in places if (module, key) not in kept]
         finally:
             for each in shown:
                 each.end()
@@ -128,7 +127,7 @@ class WholeModel:
     def _parameters(self, model: nn.Module, state: Mapping[str, torch.Tensor]) -> Iterator[_Shown]:
         made: dict[int, nn.Parameter] = {}  # by the id of what they stand for, which may stand in several places
         for slots, key, name in _places(model, 0):
-            is_one = self._has_one_replica or name in self._in_buckets
+            is_one = self.has_one_replica or name in self._in_buckets
             may_change = self._is_shared and not self._on_host and is_one
             before, value = slots[key], state.get(name)
             if self._on_host or isinstance(before, Placeholder):
@@ -147,7 +146,7 @@ class WholeModel:
             elif self._on_host and not isinstance(before, Placeholder):
                 yield _Shown(slots, key, name, before, before.cpu(), may_change=False)
             elif value is not None:
-                yield _Own(slots, key, name, value, may_change=self._has_one_replica)
+                yield _Own(slots, key, name, value, may_change=self.has_one_replica)
 
 
 @contextmanager

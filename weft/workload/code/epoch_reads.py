@@ -6,7 +6,7 @@ the process of that layer's stage alone, or the step, which each replica runs fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,10 +42,16 @@ class EpochReads:
         self._names = _asked_for(function, owners)
         self._first = dict(self._looks())
 
-    def changed(self, units: Sequence[str]) -> list[tuple[str, str]]:
+    def changed(self, units: Sequence[str], counted: Collection[str] = ()) -> list[tuple[str, str]]:
         """What has changed since, by name, each with the first unit whose forward keeps it. units: prefixes of the
-        names of their modules, in the order in which they run."""
-        now = {place: look for place, look in self._looks() if self._first.get(place, "") != look}
+        names of their modules, in the order in which they run. counted: attributes of modules that have changed and
+        were put back."""
+        now = [
+            (holder, key)
+            for (holder, key), look in self._looks()
+            if self._first.get((holder, key), "") != look
+            or (holder in self._modules and f"{holder}.{key}".removeprefix(".") in counted)
+        ]
         if not now:
             return []
         keepers = list(self._keepers(units))
