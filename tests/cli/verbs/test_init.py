@@ -130,9 +130,17 @@ def test_a_signal_ends_the_process_that_calls_the_function_too(home: Path, numbe
     """It went on, with whatever the function downloads or computes, and nobody to tell it to."""
     os.mkfifo(home / "jobs" / "pid")
     command = [sys.executable, "-m", "weft", "init", "train.py:waits", "--print"]
-    with subprocess.Popen(command, cwd=home / "jobs", stderr=subprocess.DEVNULL) as process:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs these tests by nohup
+    try:
+        process = subprocess.Popen(command, cwd=home / "jobs", stderr=subprocess.DEVNULL)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    try:
         called = int((home / "jobs" / "pid").read_text())
         process.send_signal(number)
         assert process.wait(PROCESS_SECONDS) == 143
+    finally:
+        process.kill()
+        process.wait()
     with pytest.raises(ProcessLookupError):
         os.kill(called, 0)
