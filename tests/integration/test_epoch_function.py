@@ -329,7 +329,7 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
-        self.distance, self.heat = Distance(), 1.0
+        self.distance, self.heat, self.count = Distance(), 1.0, 0
 
     def forward(self, x):
         for layer in self.layers:
@@ -344,6 +344,7 @@ def workload(fails=-1, heats=""):
     model = Net().double()
 
     def step(model, batch):
+        model.count += 1
         output = model(batch[0] * WAYS["heat"])
         loss = nn.functional.mse_loss(output, batch[1])
         if model.training:
@@ -357,6 +358,8 @@ def workload(fails=-1, heats=""):
             raise RuntimeError("that is enough")
         if heats == "model":
             model.heat *= 0.5
+        elif heats == "count":
+            model.count = 0
         elif heats:
             WAYS["heat"] *= 0.5
         told = {**model.distance.compute(), "sum": sum(LOSSES), "steps": WAYS["steps"]}
@@ -384,7 +387,9 @@ def test_it_may_begin_anew_what_the_step_sums(machine: Any, strategy: dict[str, 
     assert ended["state"] == "completed", ended["error"]
     assert ended["validation"] == train(machine.spec(METRIC, **how)).validations[-1]
     is_alone = strategy == {"stages": 1}
-    for heats, name in ("model", "heat"), ("ways", "Workload.step.WAYS"):
+    log = machine.log_of(ended["job"])
+    assert log.count("has set Workload.step.WAYS in the last stage's process") == (0 if is_alone else 1)
+    for heats, name in ("model", "heat"), ("count", "count"), ("ways", "Workload.step.WAYS"):
         ended = machine.client.wait(machine.submit(machine.spec(METRIC, args={"heats": heats}, **how)), 60)
         assert ended["state"] == ("completed" if is_alone else "failed")
         assert is_alone or f"Workload.on_epoch has changed {name}, of which other processes" in ended["error"]

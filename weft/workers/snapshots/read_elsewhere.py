@@ -63,6 +63,13 @@ class ReadElsewhere:
             if name in now and not self._is_of_steps(built.get(name, value), value, now[name])
         ]
 
+    def begun_anew(self, before: Mapping[str, Any]) -> list[str]:
+        """Of the step's, what is no list and another than before: an earlier stage may count it, too, and nobody tells
+        that."""
+        now = self._of_functions()
+        of_step = [name for name in before if name.startswith(_STEPS[0]) and not isinstance(before[name], list)]
+        return [name for name in of_step if name in now and [now[name]] != [before[name]]]
+
     def _is_of_steps(self, built: Any, before: Any, now: Any) -> bool:
         """Whether all that has changed since `before` had changed before, too; in a dictionary by its keys. In lists, a
         nan is the same as itself."""

@@ -32,6 +32,10 @@ _PART: Final = (
     "weft: Workload.on_epoch asks for the state of an optimizer, which has in this process what is updated here, and "
     "not all of it; the job's own checkpoints have all, and `weft run --resume` goes on from them"
 )
+_ANEW: Final = (
+    "weft: Workload.on_epoch has set {name} in the last stage's process; where a line of the step before another "
+    "stage's end changes it, too, that stage goes on with its own: keep what earlier layers go by in a buffer"
+)
 
 
 class WholeModel:
@@ -44,6 +48,7 @@ class WholeModel:
         self._model, self._on_host = weakref.ref(workload.model), on_host
         others = [stage for stage in view.first_stages if stage not in own]
         self._own = {name for stage in own for name in stage.state} - {name for each in others for name in each.state}
+        self._counted_elsewhere = {name for each in others for name in each.counts}  # by lines before the last stage's
         self._elsewhere: list[weakref.ref[nn.Module]] = []  # units that others train and evaluate
         for number, (prefix, unit) in enumerate(() if is_cut_by_calls(workload) else units(workload.model)):
             if any(stage.first <= number < stage.last for stage in own):
@@ -59,7 +64,7 @@ class WholeModel:
         updated = {id(named[place.parameter]) for bucket in buckets for place in bucket.places}
         every = workload.model.named_parameters(remove_duplicate=False)
         self._in_buckets = {name for name, parameter in every if id(parameter) in updated}  # replicas have one of each
-        self._has_told = False
+        self._told = set[str]()
         self._updates = self._is_alone and view.synchronisation is None  # by the user's own optimizer
         self._is_shared = not any(replica.private or replica.device == "gpu" for replica in view.replicas)
 
@@ -87,11 +92,16 @@ class WholeModel:
             changed = [each.name for each in shown if each.has_changed()]
             changed += [name for name, flag in self._flags(model, optimizers).items() if before.get(name, flag) != flag]
             changed += self._read_elsewhere.changed(values)
-            places = [(module, key) for module, its in attributes.changed().items() for key in its]
-            changed += [f"{module}.{key}".lstrip(".") for module, key in places if (module, key) not in kept]
+            allowed = {f"{module}.{key}".lstrip(".") for module, key in kept} - self._counted_elsewhere
+            places = (f"{module}.{key}".lstrip(".") for module, its in attributes.changed().items() for key in its)
+            changed += [name for name in places if name not in allowed]
+            anew = self._read_elsewhere.begun_anew(values)
         finally:
             for each in shown:
                 each.end()
+        if anew and not changed and anew[0] not in self._told:
+            self._told.add(anew[0])
+            print(_ANEW.format(name=anew[0]), file=sys.stderr)
         if changed:
             raise WorkloadError(
                 f"Workload.on_epoch has changed {changed[0]:.80}, of which other processes have parts or copies of "
@@ -110,9 +120,9 @@ class WholeModel:
                 hook.remove()
 
     def _tell_part(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self._has_told:
+        if _PART not in self._told:
             print(_PART, file=sys.stderr)  # among what the function prints
-        self._has_told = True
+        self._told.add(_PART)
 
     def _flags(self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
         """What is trained, and how, where nobody else would know of a change."""

@@ -15,7 +15,7 @@ from typing import Any
 from weft.spec.job_spec import JobSpec
 from weft.spec.source import ENTRY_MODULE
 
-_newest: list[Any] = []  # the source that was compiled last, with its path, and its code
+_newest: dict[tuple[bytes, Any], bytes] = {}  # the source that was compiled last, with its path: its code
 
 
 def module_name(path: Path) -> str:
@@ -37,9 +37,11 @@ class _Loader(importlib.machinery.SourceFileLoader):
     """What this process has compiled before it only loads, as from a file of bytecode."""
 
     def source_to_code(self, data: Any, path: Any, *more: Any) -> CodeType:  # type: ignore[override]
-        if _newest[:1] != [source := (bytes(data), path)]:
-            _newest[:] = [source, marshal.dumps(super().source_to_code(data, path, *more))]
-        code: CodeType = marshal.loads(_newest[1])
+        source = bytes(data), path
+        if source not in _newest:
+            _newest.clear()
+            _newest[source] = marshal.dumps(super().source_to_code(data, path, *more))
+        code: CodeType = marshal.loads(_newest[source])
         return code
 
 
