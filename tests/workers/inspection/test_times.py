@@ -61,10 +61,15 @@ def test_what_had_to_fault_in_memory_is_run_again(monkeypatch: pytest.MonkeyPatc
 
 
 def test_memory_that_is_new_to_the_process_shows() -> None:
-    before = times._resident_bytes()
-    with mmap.mmap(-1, 8 * times.NEW_BYTES) as there:
-        there.write(bytes(len(there)))
-        assert times._resident_bytes() - before >= 7 * times.NEW_BYTES
+    """Soon: what earlier tests have left in this process may be given back at that very moment."""
+
+    def grown() -> int:
+        before = times._resident_bytes()
+        with mmap.mmap(-1, 8 * times.NEW_BYTES) as there:
+            there.write(bytes(len(there)))
+            return times._resident_bytes() - before
+
+    assert any(grown() >= 7 * times.NEW_BYTES for _ in range(20))
 
 
 class Cut:
