@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 
 class Adjustment(NamedTuple):
-    """What is told of a running job's iterations: one of the eight."""
+    """What is told of a running job's iterations: one of the nine."""
 
     shares: Sequence[float] = ()  # of a batch, by replica
     local: Sequence[int] | None = None  # the buckets, of those that may go either way, that devices update themselves
@@ -26,6 +26,9 @@ class Adjustment(NamedTuple):
     ends: int | None = None  # the iterations after which the job ends, fewer than were planned
     compared: bool = False  # whether what the iteration's tasks make is told, to be compared with another run's
     measured: float | None = None  # what schedulers that take a value are stepped with before the iteration's update
+    changes: bytes = (
+        b""  # what the user's function has changed beside parameters, as weft.workers.epochs.changes packs it
+    )
 
 
 class IterationTable(Generic[Value]):

@@ -114,7 +114,7 @@ SAID: dict[str, tuple[Phase, Message]] = {  # the phase of the job in which its 
     "released": (Phase.RELEASING, {"clean": True, "peak_bytes": 1, "device_peak_bytes": None}),
     "fault": (Phase.RUNNING, {"reason": "user-error", "message": "no", "exit_code": 1, "exception": "ValueError"}),
     "directory-missed": (Phase.PREPARING, {"message": "gone"}),
-    "epoch": (Phase.RUNNING, {"stop": True, "values": {"f1": 0.5, "auc": None}}),
+    "epoch": (Phase.RUNNING, {"stop": True, "values": {"f1": 0.5, "auc": None}, "changes": b""}),
     "uncopied": (Phase.RUNNING, {"iteration": 0}),
     "copying": (Phase.RUNNING, {"iteration": 0}),
     "copied": (Phase.RUNNING, {"iteration": 0, "seconds": 0.1}),

@@ -385,3 +385,18 @@ def test_an_extra_state_is_all_that_its_module_tells() -> None:
     assert ours.lost() == []
     theirs.restore(decoded(encoded(ours.changed())))
     assert other[0].count == 4
+
+
+def test_a_variable_may_be_called_like_what_each_module_has() -> None:
+    variables = {"training": 0, "_parameters": 1}
+    own = Attributes({"Workload.step.globals": variables, "": nn.Linear(1, 1)})
+    variables |= {"training": 5, "_parameters": 6}
+    kept = check_kept(own.changed())
+    other, module = {"training": 0, "_parameters": 1}, nn.Linear(1, 1)
+    Attributes({"Workload.step.globals": other}).restore(kept)
+    assert other == variables
+    Attributes({"Workload.step.globals": module}).restore(kept)  # as a hostile checkpoint would have it
+    assert module.training is True
+    assert len(module._parameters) == 2
+    with pytest.raises(ValueError, match="is no attribute of"):
+        check_kept({"layer": {"training": 5}})

@@ -167,15 +167,15 @@ def judged(job: Job, event: EpochJudged) -> list[Command]:
         job.stopped, job.gate = event.stop, None
         end_after(job, job.iterations_done)
     kept = snapshots.keep_best(job, event) if event.is_best else []
-    told = [*measured_for_schedulers(job, event), *snapshots.begin_best(job)] if job.iterations_done < job.ends else []
+    told = [*told_of_epoch(job, event), *snapshots.begin_best(job)] if job.iterations_done < job.ends else []
     return [*kept, *told, *(command for lane in job.lanes.values() for command in top_up(job, lane))]
 
 
-def measured_for_schedulers(job: Job, event: EpochJudged) -> list[Command]:
+def told_of_epoch(job: Job, event: EpochJudged) -> list[Command]:
     """Ahead of the first iteration behind the gate; who makes that again comes to the gate again before."""
-    if event.measured is None:
+    if event.measured is None and not event.changes:
         return []
-    told = Adjustment(measured=event.measured)
+    told = Adjustment(measured=event.measured, changes=event.changes)
     return [Adjust(job.name, job.attempt, job.workers, event.iteration + 1, told)]
 
 

@@ -147,6 +147,7 @@ class EpochJudged:
     stop: str | None = None  # why training ends with it
     is_best: bool = False  # no validation before was better
     measured: float | None = None  # with which schedulers that take a measured value are stepped now
+    changes: bytes = b""  # see Adjustment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -158,7 +158,8 @@ class Hearing:
             case "epoch":
                 if run.asked is None:
                     raise Garbled("epoch: it was not asked about one")
-                self._feed(judging.answered(run, stops=message["stop"], told=message["values"]))
+                told = {"told": message["values"], "changes": message["changes"]}
+                self._feed(judging.answered(run, stops=message["stop"], **told))
             case "released":
                 run.last_lines.pop(worker, None)
                 if run.attempt is not None:

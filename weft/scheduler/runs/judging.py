@@ -28,12 +28,13 @@ def judge_epoch(run: Run, command: JudgeEpoch) -> EpochJudged | JobFaulted | Non
     return None
 
 
-def answered(run: Run, *, stops: bool, told: Mapping[str, float | None]) -> EpochJudged | JobFaulted:
-    """What comes of the epoch that the job's function was asked about. told: as EpochAnswer has it."""
+def answered(run: Run, *, stops: bool, told: Mapping[str, float | None], changes: bytes) -> EpochJudged | JobFaulted:
+    """What comes of the epoch that the job's function was asked about. told: as EpochAnswer has it. changes: for all
+    workers."""
     command, run.asked = run.asked, None
     assert command is not None
     _record(run, {name: value for name, value in told.items() if value is not None})
-    return _judged(run, command, stops=stops, told=told)
+    return _judged(run, command, stops=stops, told=told, changes=changes)
 
 
 def _record(run: Run, values: Mapping[str, float]) -> None:
@@ -50,7 +51,7 @@ def _record(run: Run, values: Mapping[str, float]) -> None:
 
 
 def _judged(
-    run: Run, command: JudgeEpoch, *, stops: bool, told: Mapping[str, float | None]
+    run: Run, command: JudgeEpoch, *, stops: bool, told: Mapping[str, float | None], changes: bytes = b""
 ) -> EpochJudged | JobFaulted:
     assert run.attempt is not None
     plan, values = run.attempt.plan, {**run.epoch["validation"], **told}
@@ -68,4 +69,5 @@ def _judged(
         stop=stop or (ON_EPOCH if stops else None),
         is_best=plan.keeps_best and run.training.take_best(values),
         measured=measured,
+        changes=changes,
     )

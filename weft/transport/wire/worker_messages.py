@@ -244,6 +244,7 @@ class _Epoch(_OfJob):
 
     stop: bool
     values: dict[str, float | None]
+    changes: bytes
 
 
 class _Text(_OfJob):

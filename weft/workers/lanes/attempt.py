@@ -44,7 +44,7 @@ from weft.workers.snapshots.saved import Saved
 from weft.workload.data.batches import Batches
 from weft.workload.data.given_batches import is_weighed
 from weft.workload.entry import load_workload
-from weft.workload.workload import EpochAnswer, Workload, answer_of
+from weft.workload.workload import Workload, answer_of
 
 
 class Attempt:
@@ -174,22 +174,26 @@ class Attempt:
         for board in self._boards_to_abort:
             board.abort()
 
-    def ask(self, values: Mapping[str, Any], arenas: Iterable[str]) -> EpochAnswer:
-        """What the user's function says of what an epoch has come to. arenas: that would be saved. Errors:
-        WorkloadError, and those of Directory."""
+    def ask(self, values: Mapping[str, Any], arenas: Iterable[str]) -> dict[str, Any]:
+        """What the user's function says of what an epoch has come to, and what it has changed that other processes are
+        to be told: of the message "epoch". arenas: that would be saved. Errors: WorkloadError, and those of
+        Directory."""
         asked = self._parts.asked
         assert asked.function is not None
         state = {name: tensor for arena in arenas for name, tensor in self._directory.find(arena).items().items()}
         with ExitStack() as stack:
             for cut in self._parts.cuts:
                 stack.enter_context(cut.lifted())
-            last = [self._parts.shown[stage] for stage in sorted(self._parts.shown)[-1:]]
-            kept = {each for shown in last for each in shown.kept(alone=asked.whole.has_one_replica)}
-            stack.enter_context(asked.whole.shown(state, kept, training=not values["validation"]))
+            own = [self._parts.attributes[holder] for holder in asked.holders]
+            found = stack.enter_context(asked.whole.shown(state, own, training=not values["validation"]))
             answer = answer_of(asked.function, asked.names, values)
         for shown in self._parts.shown.values():
             shown.begin()
-        return answer
+        return {"stop": answer.stops, "values": dict(answer.values), "changes": found.packed()}
+
+    def take(self, changes: bytes) -> None:
+        """As another process has told them. While no lane runs."""
+        self._parts.asked.take(changes, self._parts.attributes)
 
     def hand_memory_on(self) -> None:
         """To the directory that has taken the place of one that died. Errors: those of Directory."""

@@ -45,8 +45,9 @@ from weft.workers.compute.unit_stage import UnitStage
 from weft.workers.compute.unit_state import Homes, copy_buffer, keep_state, move_state, restore_buffers
 from weft.workers.compute.weights import Weights
 from weft.workers.devices.device import Accelerator, Device
+from weft.workers.epochs.asked import Asked, attributes_of
 from weft.workers.lanes.loaded import Loaded
-from weft.workers.lanes.shown import Asked, Shown
+from weft.workers.lanes.shown import Shown
 from weft.workers.memory.bucket_memory import BucketMemory
 from weft.workers.memory.layer_window import LayerWindow
 from weft.workers.memory.parcels import ParcelRing
@@ -101,7 +102,7 @@ class ModelParts:
         self._parts: dict[Holder, ModelPart] = {}
         self._named: dict[Holder, dict[str, nn.Parameter]] = {}  # those that a stage holds
         self._buffers: dict[Holder, frozenset[str]] = {}  # its buffers' names
-        self._attributes: dict[Holder, Attributes] = {}
+        self.attributes: dict[Holder, Attributes] = {}
         self.shown: dict[int, Shown] = {}  # by stage of the first replica
         self._train = source_of_job(workload, "train", spec.job)
         self.stages: dict[Holder, StageTasks] = {}
@@ -159,7 +160,7 @@ class ModelParts:
         held = {id(p) for p in part.parameters()}
         named = {name: p for name, p in zip(self._names, parameters, strict=True) if id(p) in held}
         self._parts[holder], self._named[holder], self._buffers[holder] = part, named, frozenset(part.buffers())
-        self._attributes[holder] = Attributes({**part.modules(), **own.variables})
+        self.attributes[holder] = attributes_of(plan, own, self._view)
         if self._saved is not None:
             self._restore(holder, self._saved)
         part.adopt(self._device)
@@ -194,15 +195,14 @@ class ModelParts:
             parts=parts,
         )
         if self._saved is not None:
-            stage_tasks.go_on(self._attributes[holder], self._saved.modes(holder.replica))
+            stage_tasks.go_on(self.attributes[holder], self._saved.modes(holder.replica))
         names = dict(zip(map(id, parameters), self._names, strict=True))
         if self._memory is None and not self._course.itinerary.forward_only:
             self.own_updates[holder.stage] = self._own_update(own, names, homes, publish, holder.stage)
         if holder.replica == 0:
             own_update = self.own_updates.get(holder.stage)
             trained = self._in_buckets if own_update is None else own_update.trained()
-            is_asked = own.workload.on_epoch is not None
-            self.shown[holder.stage] = Shown(part, names, trained, self._attributes[holder], is_asked=is_asked)
+            self.shown[holder.stage] = Shown(part, names, trained, is_asked=own.workload.on_epoch is not None)
 
     def _own_update(
         self, own: OwnPart, names: Mapping[int, str], homes: Homes, publish: Callable[[], None], stage: int
@@ -261,8 +261,8 @@ class ModelParts:
             for name, parameter in self._named[holder].items():
                 if (values := saved.values(name, parameter)) is not None:
                     parameter.copy_(values)
-            restore_buffers(self._parts[holder], self._attributes[holder].modules, saved.buffers(holder.replica))
-            self._attributes[holder].restore(saved.attributes(holder.replica))
+            restore_buffers(self._parts[holder], self.attributes[holder].modules, saved.buffers(holder.replica))
+            self.attributes[holder].restore(saved.attributes(holder.replica))
 
     @property
     def can_rewind(self) -> bool:
@@ -278,7 +278,7 @@ class ModelParts:
                 for name, own in now.items()
             ):
                 return False
-        return all(own.fits(saved.attributes(holder.replica)) for holder, own in self._attributes.items())
+        return all(own.fits(saved.attributes(holder.replica)) for holder, own in self.attributes.items())
 
     def rewind(self, saved: Saved) -> None:
         """To the first iteration of the course, with what it `fits`. While no lane of any worker runs: memory is
@@ -290,7 +290,7 @@ class ModelParts:
             if holder.replica == 0:
                 self.shown[holder.stage].begin()
             self.stages[holder].rewind()
-            self.stages[holder].go_on(self._attributes[holder], saved.modes(holder.replica))
+            self.stages[holder].go_on(self.attributes[holder], saved.modes(holder.replica))
         for memory in self.memories.values():
             memory.rewind()
         for own in self.own_updates.values():
@@ -310,7 +310,7 @@ class ModelParts:
             return held
         held.replica = task.holder.replica
         held.buffers = self._parts[task.holder].buffers()
-        held.add_attributes(self._attributes[task.holder])
+        held.add_attributes(self.attributes[task.holder])
         if task.holder.replica == 0:
             self.shown[task.holder.stage].hold(held)
         if self.updates is not None:

@@ -4,21 +4,14 @@ as buffers, where inspection has seen that."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 
-import numpy as np
 import torch
 from torch import nn
 
-from weft.plan.worker_view import WorkerView
-from weft.workers.compute.model_part import ModelPart, OwnPart
-from weft.workers.snapshots.attributes import Attributes
+from weft.workers.compute.model_part import ModelPart
 from weft.workers.snapshots.held import Held, Name
-from weft.workers.snapshots.whole_model import WholeModel
-from weft.workload.workload import EpochFunction, Workload, WorkloadError
-
-_NAMELESS = (int, float, str, torch.Tensor, np.ndarray, np.generic, list, tuple, set)
+from weft.workload.workload import WorkloadError
 
 
 class Shown:
@@ -29,13 +22,12 @@ class Shown:
         part: ModelPart,
         first_names: Mapping[int, str],
         trained: Collection[int],
-        attributes: Attributes,
         *,
         is_asked: bool = False,
     ) -> None:
-        """first_names: of the model's parameters, by id. trained: ids of those that are. attributes: of the stage, as
-        it was built. is_asked: whether a function of the user's is, which may change the others."""
-        self._is_asked, self._attributes = is_asked, attributes
+        """first_names: of the model's parameters, by id. trained: ids of those that are. is_asked: whether a
+        function of the user's is, which may change the others."""
+        self._is_asked = is_asked
         state, kept = part.named_state(), {id(buffer): name for name, buffer in part.buffers().items()}
         first = {**first_names, **kept}
         self.fixed: dict[str, torch.Tensor] = {
@@ -56,19 +48,6 @@ class Shown:
         """As they are now is how the step has to leave them."""
         self._versions = {name: tensor._version for name, tensor in self._untrained.items()}
 
-    def kept(self, *, alone: bool) -> set[tuple[str, str]]:
-        """Attributes of modules in which the stage's own steps have left something, which no other stage goes by. Not
-        what has parts by name, of which others may go by one. alone: there is no other replica; or lists are told
-        alone, as of ReadElsewhere."""
-        modules = self._attributes.modules
-        changed = {name: own for name, own in self._attributes.changed().items() if name in modules}
-        return {
-            (name, key)
-            for name, own in changed.items()
-            for key in own
-            if isinstance(vars(modules[name]).get(key), (*_NAMELESS, type(None)) if alone else list)
-        }
-
     def hold(self, held: Held) -> None:
         """Errors: as of check."""
         self.check()
@@ -83,21 +62,3 @@ class Shown:
                 "was tried before training, so nobody has kept what it was; change it from the first step on, or keep "
                 "in buffers (register_buffer) what a step changes"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """`Workload.on_epoch`, as the step knows it that runs to its end here: stages of one worker may have a workload
-    each, with variables and a model of its own."""
-
-    function: EpochFunction | None
-    names: Sequence[str]
-    whole: WholeModel
-
-    @classmethod
-    def of(cls, view: WorkerView, owned: Sequence[OwnPart], workload: Workload, *, on_host: bool) -> Asked:
-        """owned: of the worker's stages, before any of them moves. workload: where it has none of the first replica."""
-        pairs = [(stage, own.workload) for stage, own in zip(view.stages, owned, strict=True) if stage.replica == 0]
-        asked = max(pairs, key=lambda pair: pair[0].stage)[1] if pairs else workload
-        own = [stage for stage, its in pairs if its is asked]
-        return cls(asked.on_epoch, asked.epoch_metrics, WholeModel(asked, view, own, on_host=on_host))

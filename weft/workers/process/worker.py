@@ -112,7 +112,9 @@ class _Worker:
             return
         if message["type"] == "adjust":
             if self._attempt is not None:  # gone where the job's own code has failed meanwhile
-                self._attempt.adjust(message["first"], Adjustment(*message["adjustment"]))
+                self._attempt.adjust(message["first"], told := Adjustment(*message["adjustment"]))
+                if told.changes:
+                    self._inboxes[self._main_of(self._inboxes)].put(partial(self._attempt.take, told.changes))
             return
         if message["type"] == "epoch":
             self._inboxes[self._main_of(self._inboxes)].put(partial(self._ask, message))
@@ -332,8 +334,8 @@ class _Worker:
     def _ask(self, message: Message) -> None:
         """The user's function, about an epoch; in the main thread, whose lane waits for what comes of it."""
         assert self._attempt is not None
-        answer = self._attempt.ask(message["values"], message["arenas_to_save"])
-        self._send({"type": "epoch", **self._job, "stop": answer.stops, "values": dict(answer.values)})
+        told = self._attempt.ask(message["values"], message["arenas_to_save"])
+        self._send({"type": "epoch", **self._job, **told})
 
     def _hand_memory_on(self, attempt: Attempt | None, message: Message) -> None:
         """A thread of its own."""

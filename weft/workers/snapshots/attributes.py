@@ -12,7 +12,7 @@ the iteration under way, and what lies in a parameter or buffer is kept with tha
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,7 @@ MAX_LOOKED_AT = 4 * MAX_BYTES  # arbitrary: of one attribute's tensors and array
 LEAST_BYTES = 1 << 14  # arbitrary: a look at a smaller one takes as long
 
 TORCHS = frozenset(("forward", "_compiled_call_impl", *vars(nn.Module())))  # what each module has
+VARIABLES = "Workload."  # begins their names, and no module's of a model
 _ABSENT = object()
 _NONE = (type(None), None)  # its look
 
@@ -56,9 +57,12 @@ _NONE = (type(None), None)  # its look
 class Attributes:
     """Of some modules, and variables. What has changed is what is no longer as it was when this was made."""
 
-    def __init__(self, modules: Mapping[str, nn.Module | Variables]) -> None:
-        """modules: by name, as they were built."""
+    def __init__(
+        self, modules: Mapping[str, nn.Module | Variables], elsewhere: Mapping[str, nn.Module] | None = None
+    ) -> None:
+        """modules: by name, as they were built. elsewhere: others that another process tells of; they are put back."""
         self._holders = dict(modules)
+        self._elsewhere = Attributes(elsewhere) if elsewhere else None
         self._first: dict[str, dict[str, tuple[Any, object]]] = {}
         self._restored: dict[tuple[str, str], object] = {}  # looks
         self._built = BuiltObjects()
@@ -70,20 +74,25 @@ class Attributes:
                 self._built.add(own[key], (name, key), [MAX_PARTS])
 
     @property
+    def holders(self) -> Mapping[str, nn.Module | Variables]:
+        """Those elsewhere, too."""
+        return self._holders if self._elsewhere is None else {**self._elsewhere.holders, **self._holders}
+
+    @property
     def modules(self) -> dict[str, nn.Module]:
         return {name: each for name, each in self._holders.items() if isinstance(each, nn.Module)}
 
     def changed(self) -> Kept:
         """Plain data, whatever changes later."""
         kept: Kept = {}
-        for name, key, written in self._changed():
+        for name, key, written in self.all_changed():
             if not isinstance(written, NotPlainError):
                 kept.setdefault(name, {})[key] = written
         return kept
 
     def as_restored(self) -> list[tuple[str, str]]:
         """Of what has changed, what is as it was restored: another stage may have changed it since."""
-        places = ((name, key, _namespace_of(self._holders[name])) for name, key in self._restored)
+        places = ((name, key, namespace_of(self._holders[name])) for name, key in self._restored)
         return [
             (name, key)
             for name, key, there in places
@@ -94,28 +103,39 @@ class Attributes:
         """What else has changed, by name, with what it is."""
         return [
             f"{name}.{key} ({why})".removeprefix(".")
-            for name, key, why in self._changed()
+            for name, key, why in self.all_changed()
             if isinstance(why, NotPlainError) and str(why)
         ]
 
     def fits(self, kept: Mapping[str, Mapping[str, Any]]) -> bool:
         """Whether all that has changed can be put back from it."""
-        return all(key in kept.get(name, ()) for name, values in self.changed().items() for key in values)
+        changed = self.changed() if self._elsewhere is None else self._elsewhere.changed() | self.changed()
+        return all(key in kept.get(name, ()) for name, values in changed.items() for key in values)
 
     def restore(self, kept: Mapping[str, Mapping[str, Any]]) -> None:
         """kept: as `changed` told, of these modules and perhaps others."""
+        if self._elsewhere is not None:
+            self._elsewhere.restore(kept)
         restoring = RestoredValues(self._built)
         self._restored.clear()
         for name, module in self._holders.items():
             for key, value in kept.get(name, {}).items():
-                there = _namespace_of(module)
+                there = namespace_of(module)
                 if key == EXTRA_STATE and isinstance(module, nn.Module):
                     module.set_extra_state(restoring.restored(value, None, (name, key)))
+                elif key in TORCHS and isinstance(module, nn.Module):
+                    continue
                 elif is_marked(value) and value[0] == DELETED[0]:
                     there.pop(key, None)
                 else:
                     there[key] = restoring.restored(value, there.get(key), (name, key))
                     self._restored[name, key] = _look(there[key], _Left())
+
+    def note_restored(self, places: Iterable[tuple[str, str]]) -> None:
+        """Of what somebody else has put back, or set."""
+        for name, key in places:
+            if name in self._holders and key in (there := namespace_of(self._holders[name])):
+                self._restored[name, key] = _look(there[key], _Left())
 
     def modes(self) -> Modes:
         """Of those that are in another one than as they were built."""
@@ -130,25 +150,27 @@ class Attributes:
                 if parameter is not None and trained.get(key, parameter.requires_grad) != parameter.requires_grad:
                     parameter.requires_grad_(trained[key])
 
-    def _changed(self) -> Iterator[tuple[str, str, Any]]:
-        """Names, and what is written of it or why nothing is."""
-        writing = WrittenValues(self._built, _Places(self._holders.values()).has)
+    def all_changed(
+        self, also: Collection[tuple[str, str]] = (), max_bytes: int = MAX_BYTES
+    ) -> Iterator[tuple[str, str, Any]]:
+        """By module and name, and what is written of each, or the NotPlainError that says why nothing is. also: that
+        are told, changed or not. max_bytes: of a tensor."""
+        writing = WrittenValues(self._built, _Places(self._holders.values()).has, max_bytes)
         for name, module in self._holders.items():
             first, own = self._first[name], dict(own_of(module))
             yield from ((name, key, DELETED) for key in first.keys() - own.keys())
             for key, value in own.items():
                 before, looked = first.get(key, (_ABSENT, None))
-                if (before is value and type(value) in VALUES_AS_THEY_ARE) or looked == _look(value, _Left()):
+                is_same = before is value and type(value) in VALUES_AS_THEY_ARE
+                if (name, key) not in also and (is_same or looked == _look(value, _Left())):
                     continue
                 try:
                     yield name, key, writing.written(value, (name, key))
                 except RecursionError:
                     yield name, key, NotPlainError("it contains itself")
-                except LargeError as error:
-                    is_result = looked in (None, _NONE)  # of a step, most often, where nothing was built
-                    yield name, key, NotPlainError("" if is_result else f"of {error.num_bytes / (1 << 20):.3g} MiB")
                 except NotPlainError as error:
-                    yield name, key, error
+                    is_result = isinstance(error, LargeError) and looked in (None, _NONE)  # nothing was built there
+                    yield name, key, NotPlainError() if is_result else error
 
 
 class _Places:
@@ -171,15 +193,17 @@ def _mode_of(module: nn.Module) -> tuple[bool, dict[str, bool]]:
     return module.training, {key: each.requires_grad for key, each in own if each is not None}
 
 
-def _namespace_of(module: nn.Module | Variables) -> Variables:
+def namespace_of(module: nn.Module | Variables) -> Variables:
     return vars(module) if isinstance(module, nn.Module) else module
 
 
 def own_of(module: nn.Module | Variables) -> Iterable[tuple[str, Any]]:
     """One that tells its extra state has told all."""
-    if isinstance(module, nn.Module) and type(module).get_extra_state is not nn.Module.get_extra_state:
+    if not isinstance(module, nn.Module):
+        return list(module.items())
+    if type(module).get_extra_state is not nn.Module.get_extra_state:
         return [(EXTRA_STATE, module.get_extra_state())]
-    there = _namespace_of(module)
+    there = vars(module)
     return [(key, there[key]) for key in there.keys() - TORCHS]
 
 
@@ -272,7 +296,8 @@ def check_kept(kept: object) -> Kept:
     if not isinstance(kept, dict) or not all(isinstance(own, dict) for own in kept.values()):
         raise ValueError("attributes are no mappings by module and name")
     for name, key, value in ((name, key, value) for name, own in kept.items() for key, value in own.items()):
-        if not isinstance(name, str) or not isinstance(key, str) or key in TORCHS:
+        is_modules = isinstance(name, str) and not name.startswith(VARIABLES)
+        if not isinstance(name, str) or not isinstance(key, str) or (is_modules and key in TORCHS):
             raise ValueError(f"{key!r:.80} is no attribute of {name!r:.80}")
         try:
             if not is_marked(value) or value[0] != DELETED[0]:

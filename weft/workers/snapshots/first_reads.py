@@ -26,22 +26,23 @@ class FirstReads:
     def __init__(self, attributes: Collection[Attribute] = ()) -> None:
         """Of these."""
         self._attributes = set(attributes)
-        self._written: set[Attribute] = set()
+        self.written: set[Attribute] = set()  # by this run
         self.read: set[Attribute] = set()  # by any run, before it wrote to them
 
     def begin(self) -> None:
         """A run."""
-        self._written.clear()
+        self.written.clear()
 
     def watching(self) -> contextlib.AbstractContextManager[object]:
         return _watched(self, self._attributes)
 
     def note_read(self, attribute: Attribute) -> None:
-        if attribute in self._attributes and attribute not in self._written:
+        if attribute in self._attributes and attribute not in self.written:
             self.read.add(attribute)
 
     def note_written(self, attribute: Attribute) -> bool:
-        self._written.add(attribute)
+        if attribute in self._attributes:
+            self.written.add(attribute)
         return True
 
 

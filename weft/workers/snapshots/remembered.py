@@ -62,11 +62,10 @@ class NotPlainError(Exception):
 
 
 class LargeError(NotPlainError):
-    """Without a word, too: it would be too large, if it is something to be kept."""
+    """It would be too large, if it is something to be kept."""
 
     def __init__(self, num_bytes: int) -> None:
-        super().__init__()
-        self.num_bytes = num_bytes
+        super().__init__(f"of {num_bytes / (1 << 20):.3g} MiB")
 
 
 class BuiltObjects:
@@ -127,9 +126,11 @@ class SameObject:
 class WrittenValues:
     """Attributes, one after the other. What is met again is written again, with the path at which it was first."""
 
-    def __init__(self, built: BuiltObjects, is_kept: Callable[[torch.Tensor], bool]) -> None:
-        """is_kept: whether a tensor is in the memory of what is kept as a parameter or buffer."""
-        self._built, self._is_kept = built, is_kept
+    def __init__(
+        self, built: BuiltObjects, is_kept: Callable[[torch.Tensor], bool], max_bytes: int = MAX_BYTES
+    ) -> None:
+        """is_kept: whether a tensor is in the memory of what is kept as a parameter or buffer. max_bytes: of one."""
+        self._built, self._is_kept, self._max_bytes = built, is_kept, max_bytes
         self._met: dict[int, tuple[Path, Any]] = {}  # with the object, so that no other one gets its id
 
     def written(self, value: Any, path: Path) -> Any:
@@ -191,7 +192,7 @@ class WrittenValues:
             raise NotPlainError
         if tensor.layout is not torch.strided or self._is_kept(tensor):
             raise NotPlainError
-        if tensor.nbytes > MAX_BYTES:
+        if tensor.nbytes > self._max_bytes:
             raise LargeError(tensor.nbytes)
         return tensor.to("cpu", copy=True)
 
@@ -235,7 +236,7 @@ class RestoredValues:
         """Older releases have not told what was one: what is equal and has the same object in its place."""
         known = self._untold.setdefault(id(there), [])
         for _, written, own in known:
-            if _equal(written, value):
+            if are_equal(written, value):
                 return own
         own = self._read(value, path)
         known.append((there, value, own))
@@ -303,14 +304,22 @@ def put_into(there: Any, made: Any) -> Any:
     return there
 
 
-def _equal(one: Any, other: Any) -> bool:
+def written_alone(value: Any) -> Any:
+    """None of what cannot be."""
+    try:
+        return WrittenValues(BuiltObjects(), lambda tensor: False).written(value, ("", ""))
+    except (NotPlainError, RecursionError):
+        return None
+
+
+def are_equal(one: Any, other: Any) -> bool:
     """Of what was written."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
         return one.dtype is other.dtype and torch.equal(one, other)
     if type(one) in (list, tuple):
-        return len(one) == len(other) and all(map(_equal, one, other))
+        return len(one) == len(other) and all(map(are_equal, one, other))
     if type(one) is dict:
-        return list(one) == list(other) and all(map(_equal, one.values(), other.values()))
+        return list(one) == list(other) and all(map(are_equal, one.values(), other.values()))
     return bool(one == other)

@@ -83,6 +83,7 @@ class VariableSearch:
         self._into_modules = into_modules
         self.variables: dict[str, Variables] = {}
         self.objects: list[object] = []  # whose attributes are among these
+        self.models: list[nn.Module] = []  # that something has hold of
         self.iterators: dict[str, object] = {}  # by name; a file is none, most often one that is written
         self._namespaces: dict[int, _Named] = {}  # by the id of each
         self._seen: dict[int, Any] = {}  # what was looked at, so that nothing else gets its id
@@ -127,6 +128,7 @@ class VariableSearch:
                 if _is_own(value):
                     self._class(name, value)
             case nn.Module():
+                self.models.append(value)
                 if self._into_modules:
                     self._modules(name, value)
             case _ if _is_own(type(value)) or type(value) in _NAMESPACES:

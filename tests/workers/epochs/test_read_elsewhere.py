@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from weft.workers.snapshots.read_elsewhere import ReadElsewhere
+from weft.workers.epochs.read_elsewhere import ReadElsewhere
 from weft.workload.workload import Workload
 
 BESIDE = {"weight": 1.0, "least": math.nan}
@@ -32,14 +32,13 @@ class Levels(Dataset[torch.Tensor]):
         self.level += 1
 
 
-def step(model: nn.Module, batch: Any) -> torch.Tensor:
-    return BESIDE["weight"] * model(batch).sum()  # type: ignore[no-any-return]
+def collate(items: list[torch.Tensor]) -> torch.Tensor:
+    return BESIDE["weight"] * torch.stack(items)
 
 
 @pytest.mark.parametrize("wrap", [lambda data: data, lambda data: DataLoader(Subset(data, [0, 1]))])
-@pytest.mark.parametrize("is_alone", [False, True])
 @pytest.mark.parametrize("act", ["weight", "level", "method", "best", "reads"])
-def test_what_other_processes_read_is_told_and_nothing_else(act: str, is_alone: bool, wrap: Any) -> None:
+def test_what_other_processes_read_is_told_and_nothing_else(act: str, wrap: Any) -> None:
     data = Levels()
 
     def on_epoch(values: Any) -> None:
@@ -55,11 +54,14 @@ def test_what_other_processes_read_is_told_and_nothing_else(act: str, is_alone: 
             case "reads":
                 assert len(list(DataLoader(data))) == 4
 
-    workload = Workload(nn.Linear(2, 2), wrap(data), step=step, optimizer=torch.optim.SGD, on_epoch=on_epoch)
-    watched = ReadElsewhere(workload, is_alone=is_alone, has_one_replica=True)
+    given = {"step": lambda model, batch: model(batch).sum(), "collate": collate, "on_epoch": on_epoch}
+    watched = ReadElsewhere(Workload(nn.Linear(2, 2), wrap(data), optimizer=torch.optim.SGD, **given))
     before = watched.values()
     on_epoch({})
     changed = watched.changed(before)
-    told = {"level": ["Workload.train.level"], "method": ["Workload.train.level"]}
-    told |= {} if is_alone else {"weight": ["Workload.step.BESIDE"]}
+    told = {
+        "level": ["Workload.train.level"],
+        "method": ["Workload.train.level"],
+        "weight": ["Workload.collate.BESIDE"],
+    }
     assert changed == told.get(act, [])

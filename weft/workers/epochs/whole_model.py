@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,9 +18,10 @@ from torch import nn
 
 from weft.plan.plan import StagePlan
 from weft.plan.worker_view import WorkerView
+from weft.workers.epochs.changes import EpochChanges, ToldChanges
+from weft.workers.epochs.read_elsewhere import ReadElsewhere, weak
 from weft.workers.snapshots.attributes import Attributes
 from weft.workers.snapshots.first_reads import asking
-from weft.workers.snapshots.read_elsewhere import ReadElsewhere
 from weft.workload.code.functions import found_from
 from weft.workload.cutting.names import slots_of
 from weft.workload.cutting.placeholder import Placeholder
@@ -32,9 +33,9 @@ _PART: Final = (
     "weft: Workload.on_epoch asks for the state of an optimizer, which has in this process what is updated here, and "
     "not all of it; the job's own checkpoints have all, and `weft run --resume` goes on from them"
 )
-_ANEW: Final = (
-    "weft: Workload.on_epoch has set {name} in the last stage's process; where a line of the step before another "
-    "stage's end changes it, too, that stage goes on with its own: keep what earlier layers go by in a buffer"
+_UNTOLD: Final = (
+    "weft: Workload.on_epoch has set {name} in the last stage's process, and steps in other processes refer to it, "
+    "too, which have one of their own: they are told of numbers, text, tensors, and lists and dictionaries of these"
 )
 
 
@@ -48,7 +49,7 @@ class WholeModel:
         self._model, self._on_host = weakref.ref(workload.model), on_host
         others = [stage for stage in view.first_stages if stage not in own]
         self._own = {name for stage in own for name in stage.state} - {name for each in others for name in each.state}
-        self._counted_elsewhere = {name for each in others for name in each.counts}  # by lines before the last stage's
+        self._counted_elsewhere = {name for each in others for name in each.counts}
         self._elsewhere: list[weakref.ref[nn.Module]] = []  # units that others train and evaluate
         for number, (prefix, unit) in enumerate(() if is_cut_by_calls(workload) else units(workload.model)):
             if any(stage.first <= number < stage.last for stage in own):
@@ -57,8 +58,9 @@ class WholeModel:
                 self._elsewhere.append(weakref.ref(unit))
         self._optimizers = [each for _, each in found_from(workload.on_epoch, "on_epoch", torch.optim.Optimizer)]
         self._is_alone = len(own) == sum(replica.num_stages for replica in view.replicas)
-        self.has_one_replica = len(view.replicas) == 1
-        self._read_elsewhere = ReadElsewhere(workload, is_alone=self._is_alone, has_one_replica=self.has_one_replica)
+        self._has_one_replica = len(view.replicas) == 1
+        self._read_elsewhere = ReadElsewhere(workload)
+        self._functions = [*map(weak, (workload.step, workload.loss, workload.validate))]
         named = list(dict(workload.model.named_parameters()).values())
         buckets = () if view.synchronisation is None else view.synchronisation.buckets
         updated = {id(named[place.parameter]) for bucket in buckets for place in bucket.places}
@@ -70,43 +72,46 @@ class WholeModel:
 
     @contextmanager
     def shown(
-        self, state: Mapping[str, torch.Tensor], kept: Collection[tuple[str, str]], *, training: bool
-    ) -> Iterator[None]:
-        """While no lane runs. state: what would be saved, by name. kept: attributes, by a module's name and their own,
-        that are of the last stage's own steps, such as a metric that counts. training: the mode that the epoch has
-        left. Raises WorkloadError for a change that would be lost, or that other workers would not have."""
+        self, state: Mapping[str, torch.Tensor], own: Collection[Attributes], *, training: bool
+    ) -> Iterator[ToldChanges]:
+        """While no lane runs. state: what would be saved, by name. own: attributes of the stages that train it here.
+        training: the mode that the epoch has left. What is found behind it all other processes are to be told. Raises
+        WorkloadError for a change that would be lost, or that they would not have."""
         model, shown = self._model(), list[_Shown | _Own]()
         if model is not None:
             for unit in filter(None, (each() for each in self._elsewhere)):
                 unit.train(training)
-            own = {name: _with_storage(each) for name, each in state.items()}
-            shown = [*self._parameters(model, own), *self._buffers(model, own)]
-        attributes = Attributes({} if model is None or self._is_alone else dict(model.named_modules()))
+            whole = {name: _with_storage(each) for name, each in state.items()}
+            shown = [*self._parameters(model, whole), *self._buffers(model, whole)]
         optimizers = [] if self._updates else [*self._optimizers, *made_optimizers()]  # it may have one in a list
-        before, values = self._flags(model, optimizers), self._read_elsewhere.values()
+        flags, read = self._flags(model, optimizers), self._read_elsewhere.values()
+        changes, found = None if self._is_alone else EpochChanges(model, own, self._counted_elsewhere), ToldChanges()
         try:
             for each in shown:
                 each.begin()
-            with asking(), _own_gradients(model), self._asked_for_state(optimizers):
-                yield
+            with ExitStack() as stack:
+                stack.enter_context(asking())
+                stack.enter_context(_own_gradients(model))
+                stack.enter_context(self._asked_for_state(optimizers))
+                if changes is not None:
+                    stack.enter_context(changes.watching())
+                yield found
             changed = [each.name for each in shown if each.has_changed()]
-            changed += [name for name, flag in self._flags(model, optimizers).items() if before.get(name, flag) != flag]
-            changed += self._read_elsewhere.changed(values)
-            allowed = {f"{module}.{key}".lstrip(".") for module, key in kept} - self._counted_elsewhere
-            places = (f"{module}.{key}".lstrip(".") for module, its in attributes.changed().items() for key in its)
-            changed += [name for name in places if name not in allowed]
-            anew = self._read_elsewhere.begun_anew(values)
+            changed += [name for name, flag in self._flags(model, optimizers).items() if flags.get(name, flag) != flag]
+            changed += self._read_elsewhere.changed(read)
+            if changes is not None:
+                changes.find(found, (each() for each in self._functions))
         finally:
             for each in shown:
                 each.end()
-        if anew and not changed and anew[0] not in self._told:
-            self._told.add(anew[0])
-            print(_ANEW.format(name=anew[0]), file=sys.stderr)
-        if changed:
+        for name in [name for name in found.untold if name not in self._told]:
+            self._told.add(name)
+            print(_UNTOLD.format(name=name), file=sys.stderr)
+        for name in [*changed, *found.refused]:
             raise WorkloadError(
-                f"Workload.on_epoch has changed {changed[0]:.80}, of which other processes have parts or copies of "
-                "their own; change it in the step, or in the model's train(), which each of them calls before each "
-                "epoch, what a dataset goes by in its set_epoch(e), and learning rates by Workload.scheduler"
+                f"Workload.on_epoch has changed {name:.80}, of which other processes have parts or copies of their "
+                "own; change it in the step, or in the model's train(), which each of them calls before each epoch, "
+                "what a dataset goes by in its set_epoch(e), and learning rates by Workload.scheduler"
             )
 
     @contextmanager
@@ -137,7 +142,7 @@ class WholeModel:
     def _parameters(self, model: nn.Module, state: Mapping[str, torch.Tensor]) -> Iterator[_Shown]:
         made: dict[int, nn.Parameter] = {}  # by the id of what they stand for, which may stand in several places
         for slots, key, name in _places(model, 0):
-            is_one = self.has_one_replica or name in self._in_buckets
+            is_one = self._has_one_replica or name in self._in_buckets
             may_change = self._is_shared and not self._on_host and is_one
             before, value = slots[key], state.get(name)
             if self._on_host or isinstance(before, Placeholder):
@@ -156,7 +161,7 @@ class WholeModel:
             elif self._on_host and not isinstance(before, Placeholder):
                 yield _Shown(slots, key, name, before, before.cpu(), may_change=False)
             elif value is not None:
-                yield _Own(slots, key, name, value, may_change=self.has_one_replica)
+                yield _Own(slots, key, name, value, may_change=self._has_one_replica)
 
 
 @contextmanager

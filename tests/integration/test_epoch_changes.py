@@ -1,0 +1,174 @@
+"""What `on_epoch` changes beside parameters acts in all processes as in the plain loop, also where one of them dies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from weft.reference.loop import train
+
+SOURCE = """
+import os
+
+import torch
+from torch import nn
+
+import weft
+
+FILES = {files}
+WAYS, CENTRES = {{}}, torch.zeros(3).double()
+
+
+class Annealer:
+    def __init__(self):
+        self.value, self.past = 1.0, []
+
+    def step(self):
+        self.value *= 0.8
+        self.past.append(self.value)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+        self.layer, self.heat, self.shift = nn.Linear(3, 3), 1.0, torch.zeros(3).double()
+        self.ways = {{"gain": 1.0, "calls": 0}}
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        return (self.layer(x) * self.heat * self.ways["gain"] * (1 + 0.01 * self.calls)).tanh() + self.shift
+
+
+class Counting(Block):
+    def forward(self, x):
+        if self.training:
+            self.ways["calls"] += 1
+        return super().forward(x) * (1 + 0.01 * self.ways["calls"])
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.slope = nn.ModuleList(Block() for _ in range(4)), 1.0
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x) * self.slope
+        return x
+
+
+class Dying(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == self.at:
+            dies("a step")
+        return x
+
+
+def dies(at):
+    mark = os.path.join(FILES, f"{{os.environ.get('WEFT_RUN_DIR', 'plain').rpartition('/')[2]}}-{{at}}")
+    if "WEFT_RUN_DIR" in os.environ and not os.path.exists(mark):
+        open(mark, "w").close()
+        os.kill(os.getpid(), 9)
+
+
+def workload(kind, dies_in=""):
+    WAYS.clear()
+    WAYS.update(weight=1.0, nested={{"scale": 1.0}}, best=0.0)
+    CENTRES.zero_()
+    annealer, power, steps = Annealer(), 1.0, 0
+
+    def scaled(x):
+        return x * annealer.value * power * WAYS["nested"]["scale"]
+
+    def criterion(output, target):
+        loss = nn.functional.mse_loss(output, target + CENTRES * sum(annealer.past)) * WAYS["weight"]
+        WAYS["best"] = max(WAYS["best"], loss.item()) if "best" in WAYS else loss.item()
+        return loss
+
+    def step(model, batch):
+        nonlocal steps
+        steps += model.training
+        if dies_in == "a step" and steps == 11:
+            dies("a step")
+        return criterion(model(scaled(batch[0])), batch[1])
+
+    class Scale(nn.Module):
+        def forward(self, x):
+            return scaled(x)
+
+    how = {{"step": step}}
+    if kind == "a class":
+        model = Net().double()
+    elif kind == "a list":
+        model = nn.Sequential(*(Block() for _ in range(4))).double()
+    else:
+        model = nn.Sequential(Scale(), Dying(), *(Counting() for _ in range(4))).double()
+        model[1].at = 11 if dies_in == "a step" else -1
+        how = {{"loss": criterion}}
+
+    def on_epoch(values):
+        nonlocal power
+        if dies_in == "on_epoch" and values["epoch"] == 2:
+            dies("on_epoch")
+        blocks = [each for each in model.modules() if isinstance(each, Block)]
+        for number, block in enumerate(blocks):
+            block.heat *= 0.9 - 0.1 * number
+            block.ways["gain"] += 0.1 * number
+            block.shift.add_(0.1)
+        if kind == "a class":
+            model.slope *= 1.1
+        WAYS["weight"] *= 0.5 + WAYS.pop("best")
+        WAYS["nested"]["scale"] += 0.3
+        CENTRES.sub_(0.05)
+        annealer.step()
+        power *= 1.2
+
+    data = torch.randn(16, 3).double(), torch.randn(16, 3).double()
+    optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    return weft.Workload(model, data, **how, optimizer=optimizer, on_epoch=on_epoch)
+"""
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "one worker": {},
+    "two stages": {"stages": 2},
+    "four stages in two": {"schedule": "interleaved", "stages": 4, "microbatches": 2, "recompute": False},
+    "a device": {"replicas": [{"device": "gpu"}]},
+    "stages on devices": {"replicas": [{"device": "gpu", "stages": 2}]},
+    "offloaded": {"preset": "zero-offload"},
+}
+
+
+def spec_of(machine: Any, tmp_path: Path, strategy: dict[str, Any], **args: Any) -> Any:
+    source = SOURCE.format(files=repr(str(tmp_path)))
+    return machine.spec(source, strategy=strategy, args=args, epochs=6, batch_size=4)
+
+
+@pytest.mark.pairs(
+    2,
+    kind=("a class", "a list", "layers"),
+    dies_in=("", "a step", "on_epoch"),
+    recovery=(None, "iteration"),
+    on=tuple(STRATEGIES),
+)
+@pytest.mark.slow(seconds=4)
+def test_it_acts_everywhere(
+    machine: Any, tmp_path: Path, kind: str, dies_in: str, recovery: str | None, on: str
+) -> None:
+    strategy = STRATEGIES[on] | ({} if recovery is None else {"recovery": recovery})
+    spec = spec_of(machine, tmp_path, strategy, kind=kind, dies_in=dies_in)
+    ended = machine.client.wait(machine.submit(spec), 90)
+    assert ended["state"] == "completed", machine.log_of(ended["job"])
+    assert bool(dies_in) == bool(list(tmp_path.glob("*-*")))
+    saved = load_file(ended["model"])
+    for name, value in train(spec).state.items():
+        assert torch.allclose(saved[name], value, rtol=1e-11, atol=1e-11), name

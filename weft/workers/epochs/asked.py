@@ -1,0 +1,67 @@
+"""Asked: `Workload.on_epoch`, as the step knows it that runs to its end in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from weft.plan.buckets import Holder
+from weft.plan.plan import StagePlan
+from weft.plan.worker_view import WorkerView
+from weft.workers.compute.model_part import CallPart, OwnPart
+from weft.workers.epochs.changes import take
+from weft.workers.epochs.whole_model import WholeModel
+from weft.workers.snapshots.attributes import Attributes
+from weft.workload.code.variables import VariableSearch
+from weft.workload.workload import EpochFunction, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Stages of one worker may have a workload each, with variables and a model of its own."""
+
+    function: EpochFunction | None
+    names: Sequence[str]
+    whole: WholeModel
+    holders: Collection[Holder]  # which have its workload
+    is_here: bool  # it is this process that is asked
+
+    @classmethod
+    def of(cls, view: WorkerView, owned: Sequence[OwnPart], workload: Workload, *, on_host: bool) -> Asked:
+        """owned: of the worker's stages, before any of them moves. workload: where it has none of the first replica."""
+        pairs = [(stage, own.workload) for stage, own in zip(view.stages, owned, strict=True) if stage.replica == 0]
+        asked = max(pairs, key=lambda pair: pair[0].stage)[1] if pairs else workload
+        own = [stage for stage, its in pairs if its is asked]
+        whole = WholeModel(asked, view, own, on_host=on_host)
+        holders = [stage.holder for stage in own]
+        is_here = Holder(0, view.replicas[0].num_stages - 1) in holders
+        return cls(asked.on_epoch, asked.epoch_metrics, whole, holders, is_here)
+
+    def take(self, changes: bytes, attributes: Mapping[Holder, Attributes]) -> None:
+        """What it has changed where it was asked, as `ToldChanges` has packed that. attributes: of the stages here."""
+        for holder, own in attributes.items():
+            if not (self.is_here and holder in self.holders):
+                take(changes, own)
+
+
+def attributes_of(plan: StagePlan, own: OwnPart, view: WorkerView) -> Attributes:
+    """Of a stage, before anything of it has moved."""
+    return Attributes({**own.part.modules(), **own.variables}, _elsewhere(plan, own, view))
+
+
+def _elsewhere(plan: StagePlan, own: OwnPart, view: WorkerView) -> dict[str, nn.Module]:
+    """By name, modules that the stage does not run and its process has all the same, where `on_epoch` may have changed
+    attributes of them: all of a model that is cut by its own forward, or where the function has hold of it."""
+    function, replicas = own.workload.on_epoch, view.replicas
+    if function is None or (len(replicas) == 1 and replicas[0].num_stages == 1):
+        return {}
+    is_last = plan.holder == Holder(0, replicas[0].num_stages - 1)
+    its = dict(own.workload.model.named_modules())
+    if not isinstance(own.part, CallPart):
+        found = VariableSearch({"Workload.on_epoch": function}, into_modules=False).models if is_last else []
+        if not set(map(id, its.values())).intersection(map(id, found)):
+            return {}
+    modules = own.part.modules()
+    return {name: module for name, module in its.items() if name not in modules}

@@ -1,0 +1,183 @@
+"""Changes: what a function of the user's that is asked after an epoch has left for the next one, in attributes of
+modules and in variables that the step refers to.
+
+    model.heat *= 0.5      LOSSES.clear()      WAYS["kl"] = 1.0      model.accuracy.reset()
+
+Each process has these for itself, and the function runs in one of them: what it has changed all others are told. It is
+written as in snapshots; of a dictionary by its keys, since under others each process may count for itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+from weft.workers.snapshots.attributes import Attributes, Kept, check_kept, namespace_of, own_of
+from weft.workers.snapshots.first_reads import FirstReads
+from weft.workers.snapshots.plain import packed, unpacked
+from weft.workers.snapshots.remembered import GENERATORS, LargeError, NotPlainError, are_equal, written_alone
+from weft.workload.code.functions import functions_from, names_in, undecorated
+from weft.workload.code.variables import Variables, VariableSearch, place_of
+from weft.workload.cutting.names import Attribute
+from weft.workload.workload import WorkloadError
+
+MAX_BYTES = 1 << 24  # arbitrary: of one tensor, and of all that is told of one epoch; it passes through the daemon
+MAX_DICTIONARIES = 1_000  # arbitrary: whose keys are told one by one; of others all that is in them
+
+Holders = Mapping[str, nn.Module | Variables]
+Place = tuple[str, str]  # a module's name, or that of variables, and the attribute's
+
+
+@dataclass(slots=True)
+class ToldChanges:
+    """What was changed: as all others are told it, and by name."""
+
+    told: Kept = field(default_factory=dict)
+    before: list[tuple[str, str, Any]] = field(default_factory=list)  # what stood here, where others may have another
+    refused: list[str] = field(default_factory=list)  # others would go on with another value
+    untold: list[str] = field(default_factory=list)  # others may have no use for it; with what it is
+
+    def packed(self) -> bytes:
+        """Nothing where there is nothing to tell. Raises WorkloadError where it is too much."""
+        data = packed({"told": self.told, "before": self.before}) if self.told else b""
+        if len(data) > MAX_BYTES:
+            sizes = [
+                (len(packed(each)), _called(name, key)) for name, own in self.told.items() for key, each in own.items()
+            ]
+            raise WorkloadError(
+                f"Workload.on_epoch has changed {len(data) / 2**20:.3g} MiB of what other processes have for "
+                f"themselves, most of it in {max(sizes)[1]:.80}, and they are told {MAX_BYTES >> 20} MiB at most; keep "
+                "in parameters that nobody trains what is larger"
+            )
+        return data
+
+
+class EpochChanges:
+    """From where it was made: `watching` while the function runs, then `find`."""
+
+    def __init__(self, model: nn.Module | None, own: Collection[Attributes], counted: Collection[str]) -> None:
+        """model: as this process has it, None where nobody has hold of it any more. own: of the stages that train it
+        here. counted: attributes that other stages count, so what stands here is old."""
+        self._modules = {} if model is None else dict(model.named_modules())
+        self._holders: Holders = {**self._modules, **{name: one for each in own for name, one in each.holders.items()}}
+        self._inside = _Dictionaries(self._holders)
+        self._attributes = Attributes({**self._holders, **self._inside.by_name})
+        here = {name for each in own for name in each.modules}
+        self._elsewhere = {name: module for name, module in self._modules.items() if name not in here}
+        self._before = {
+            (name, key): written_alone(value)
+            for name, holder in {**self._holders, **self._inside.by_name}.items()
+            if self._inside.top(name) in self._elsewhere
+            for key, value in own_of(holder)
+        }
+        watched = {Attribute(each, key) for each in self._elsewhere.values() for key, _ in own_of(each)}
+        places = [(path, key) for path, _, key in (name.rpartition(".") for name in counted)]
+        watched |= {Attribute(self._modules[path], key) for path, key in places if path in self._modules}
+        self._watched = FirstReads(watched)
+
+    def watching(self) -> AbstractContextManager[object]:
+        return self._watched.watching()
+
+    def find(self, found: ToldChanges, functions: Iterable[Any]) -> None:
+        """functions: which other processes call, too; they go by some of the variables."""
+        set_anew = self._set_anew()
+        changes = self._attributes.all_changed(set_anew, MAX_BYTES)
+        changed = [each for each in changes if not self._inside.has(self._holders, *each[:2])]
+        if not changed:
+            return
+        steps = _Steps(functions, self._modules.get(""))
+        for name, key, value in changed:
+            top, first = self._inside.places.get(name, (name, key))
+            is_module = top in self._modules
+            if not (is_module or steps.go_by(self._holders[top], first)):
+                continue
+            if (
+                type(namespace_of(self._holders[top]).get(first)) in GENERATORS
+            ):  # each process draws from one of its own
+                found.refused += [_called(name, key)] if is_module else []
+            elif not isinstance(value, NotPlainError):
+                found.told.setdefault(name, {})[key] = value
+                if (name, key) in self._before and (name, key) not in set_anew:
+                    found.before.append((name, key, self._before[name, key]))
+            elif str(value) and key in steps.names:
+                (found.refused if isinstance(value, LargeError) else found.untold).append(_called(name, key))
+
+    def _set_anew(self) -> set[Place]:
+        """Whatever stands there elsewhere, and nobody has looked at what stood here: told even if that was the same."""
+        names = {id(module): name for name, module in self._modules.items()}
+        return {(names[id(each.module)], each.key) for each in self._watched.written - self._watched.read}
+
+
+def take(data: bytes, own: Attributes) -> None:
+    """What `ToldChanges` has packed, in another process. own: of a stage. Errors: WorkloadError."""
+    message = unpacked(data)
+    told, inside = check_kept(message["told"]), _Dictionaries(own.holders)
+    holders = {**own.holders, **inside.by_name}
+    for name, key, before in message["before"]:
+        now = dict(own_of(holders[name])).get(key) if inside.top(name) in own.modules else None
+        if now is not None and before is not None and not are_equal(written_alone(now), before):
+            raise WorkloadError(
+                f"Workload.on_epoch has changed {_called(name, key):.80}, and so has the forward of another stage in "
+                "its own process, which on_epoch knows nothing of; keep it in a buffer, or use strategy.stages = 1"
+            )
+    Attributes(holders).restore(told)
+    own.note_restored(inside.places.get(name, (name, key)) for name, values in told.items() for key in values)
+
+
+class _Dictionaries:
+    """Those with texts as keys, in attributes and variables and in one another."""
+
+    def __init__(self, holders: Holders) -> None:
+        self.by_name: dict[str, Variables] = {}
+        self.places: dict[str, Place] = {}  # in the holders, of each, or of the outermost that it is in
+        self._stood: dict[Place, str] = {}  # names, by where each stood
+        left: list[tuple[str, Any, Place | None]] = [(name, holder, None) for name, holder in holders.items()]
+        for name, holder, place in left:  # which grows
+            for key, value in own_of(holder):
+                own = f"{name}/{key}"
+                is_one = type(value) is dict and all(type(each) is str for each in value)
+                if is_one and own not in self.by_name and len(self.by_name) < MAX_DICTIONARIES:
+                    self.by_name[own], self.places[own] = value, place or (name, key)
+                    self._stood[name, key] = own
+                    left.append((own, value, self.places[own]))
+
+    def top(self, name: str) -> str:
+        """The holder in which it is, or itself."""
+        return self.places[name][0] if name in self.places else name
+
+    def has(self, holders: Holders, name: str, key: str) -> bool:
+        """Whether the one that stood in a place still does: its keys tell what has changed."""
+        own = self._stood.get((name, key))
+        holder = holders[name] if name in holders else self.by_name[name]
+        return own is not None and dict(own_of(holder)).get(key) is self.by_name[own]
+
+
+class _Steps:
+    """What the steps of all processes go by."""
+
+    def __init__(self, functions: Iterable[Any], model: nn.Module | None) -> None:
+        self._roots = {f"function {number}": each for number, each in enumerate(functions)}
+        self._model = model
+        search = VariableSearch({**self._roots, "model": model})
+        self._places = {place_of(own, key) for own in search.variables.values() for key in own}
+
+    def go_by(self, variables: nn.Module | Variables, key: str) -> bool:
+        return not isinstance(variables, nn.Module) and place_of(variables, key) in self._places
+
+    @functools.cached_property
+    def names(self) -> set[str]:
+        """That they ask for."""
+        kinds = {kind for module in self._model.modules() for kind in type(module).__mro__} if self._model else set()
+        methods = [undecorated(each) for kind in kinds - {nn.Module, object} for each in vars(kind).values()]
+        functions = [*self._roots.values(), *(each for each in methods if isinstance(each, FunctionType))]
+        return {name for each in functions for own in functions_from(each) for name in names_in(own.__code__)}
+
+
+def _called(name: str, key: str) -> str:
+    return f"{name}.{key}".removeprefix(".").replace("/", ".")
