@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from weft.workers.snapshots.attributes import MAX_PARTS, Attributes
+from weft.workers.snapshots.attributes import MAX_PARTS, Attributes, check_kept
 from weft.workers.snapshots.plain import decoded, encoded
 from weft.workers.snapshots.remembered import MAX_BYTES
 
