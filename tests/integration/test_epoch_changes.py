@@ -82,7 +82,7 @@ def dies(at):
         os.kill(os.getpid(), 9)
 
 
-def workload(kind, dies_in=""):
+def workload(kind, dies_in="", turns=True):
     WAYS.clear()
     WAYS.update(weight=1.0, nested={{"scale": 1.0}}, best=0.0)
     CENTRES.zero_()
@@ -133,9 +133,17 @@ def workload(kind, dies_in=""):
         CENTRES.sub_(0.05)
         annealer.step()
         power *= 1.2
+        for group in made[-1].param_groups if turns else ():
+            group["lr"] *= 0.9
+            group["momentum"] -= 0.1
 
     data = torch.randn(16, 3).double(), torch.randn(16, 3).double()
-    optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    made = []
+
+    def optimizer(parameters):
+        made.append(torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
+        return made[-1]
+
     return weft.Workload(model, data, **how, optimizer=optimizer, on_epoch=on_epoch)
 """
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -145,6 +153,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "a device": {"replicas": [{"device": "gpu"}]},
     "stages on devices": {"replicas": [{"device": "gpu", "stages": 2}]},
     "offloaded": {"preset": "zero-offload"},
+    "clipped stages": {"stages": 2, "clip_norm": 0.5},
 }
 
 
@@ -165,7 +174,8 @@ def test_it_acts_everywhere(
     machine: Any, tmp_path: Path, kind: str, dies_in: str, recovery: str | None, on: str
 ) -> None:
     strategy = STRATEGIES[on] | ({} if recovery is None else {"recovery": recovery})
-    spec = spec_of(machine, tmp_path, strategy, kind=kind, dies_in=dies_in)
+    turns = on != "offloaded"  # the optimizer is in another process, and none in that which is asked
+    spec = spec_of(machine, tmp_path, strategy, kind=kind, dies_in=dies_in, turns=turns)
     ended = machine.client.wait(machine.submit(spec), 90)
     assert ended["state"] == "completed", machine.log_of(ended["job"])
     assert bool(dies_in) == bool(list(tmp_path.glob("*-*")))

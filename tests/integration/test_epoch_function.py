@@ -124,11 +124,11 @@ CHANGES = (
 ACTS = {  # as in the plain loop; what does not is refused
     "one worker": set(CHANGES),
     # the buffer is the first one's, and the last one is asked
-    "two stages": {"a parameter", "one that is not trained", "an attribute"},
+    "two stages": set(CHANGES) - {"what is trained", "a buffer"},
     # since `requires_grad` is set, it is ready to be
-    "replicas": {"a parameter", "one that is not trained", "an attribute"},
-    "clipped": set(CHANGES) - {"an option", "an option of one made later"},
-    "a device": {"an attribute"},
+    "replicas": set(CHANGES) - {"what is trained", "a buffer"},
+    "clipped": set(CHANGES),
+    "a device": {"an attribute", "an option", "an option of one made later"},
     "offloaded": {"an attribute"},
 }
 

@@ -13,6 +13,7 @@ from torch import nn
 from weft.workers.epochs import changes
 from weft.workers.epochs.changes import EpochChanges, ToldChanges, take
 from weft.workers.snapshots.attributes import Attributes
+from weft.workers.snapshots.plain import unpacked
 from weft.workload.code.variables import variables_of
 from weft.workload.workload import Workload, WorkloadError
 
@@ -88,7 +89,7 @@ def test_another_process_has_what_was_changed_and_keeps_its_own() -> None:
     found = changed_by(one, anneal)
     assert not found.refused
     assert not found.untold
-    take(found.packed(), other.attributes)
+    take(unpacked(found.packed()), other.attributes)
     assert (other.model.heat, other.meter.total, other.meter.values) == (0.5, 2.0, [])
     assert other.ways["counts"] == {"here": 9, "there": 5}
     assert (other.ways["kl"], other.ways["training"]) == (0.25, 3)
@@ -110,7 +111,7 @@ def test_what_another_stage_counts_is_told_where_it_is_set_to_what_is_here_alrea
     one, other = Job(), Job()
     other.model.calls = 12
     assert not changed_by(one, reset).told
-    take(changed_by(one, reset, ("calls", "layer.unknown")).packed(), other.attributes)
+    take(unpacked(changed_by(one, reset, ("calls", "layer.unknown")).packed()), other.attributes)
     assert other.model.calls == 0
 
 
@@ -120,7 +121,7 @@ def test_a_dictionary_that_is_another_one_now_is_told_whole() -> None:
         job.ways["counts"] = {"new": 1}
 
     one, other = Job(), Job()
-    take(changed_by(one, replace).packed(), other.attributes)
+    take(unpacked(changed_by(one, replace).packed()), other.attributes)
     assert other.model.recent == {"a": 1}
     assert other.ways["counts"] == {"new": 1}
     changed = changed_by(one, lambda job: job.model.recent.update(b=2))  # type: ignore[attr-defined]
@@ -181,9 +182,9 @@ def test_what_the_forward_of_another_stage_has_changed_too_is_refused_unless_it_
         if how in ("counted", "by keys"):
             name = {"counted": "layer.count", "by keys": "layer.ways.calls"}[how]
             with pytest.raises(WorkloadError, match=f"on_epoch has changed {name}, and so has the forward"):
-                take(found.packed(), other.attributes)
+                take(unpacked(found.packed()), other.attributes)
             return
-        take(found.packed(), other.attributes)
+        take(unpacked(found.packed()), other.attributes)
     layer: Any = other.model.layer
     expected = {"set": (0, 2, 1), "another key": (2, 2, 3), "told before": (2, 0, 1)}[how]
     assert (layer.count, layer.ways["calls"], layer.ways["gain"]) == expected

@@ -12,8 +12,10 @@ from weft.plan.plan import StagePlan
 from weft.plan.worker_view import WorkerView
 from weft.workers.compute.model_part import CallPart, OwnPart
 from weft.workers.epochs.changes import take
+from weft.workers.epochs.options import take_options
 from weft.workers.epochs.whole_model import WholeModel
 from weft.workers.snapshots.attributes import Attributes
+from weft.workers.snapshots.plain import unpacked
 from weft.workload.code.variables import VariableSearch
 from weft.workload.workload import EpochFunction, Workload
 
@@ -41,9 +43,11 @@ class Asked:
 
     def take(self, changes: bytes, attributes: Mapping[Holder, Attributes]) -> None:
         """What it has changed where it was asked, as `ToldChanges` has packed that. attributes: of the stages here."""
+        message = unpacked(changes)
         for holder, own in attributes.items():
             if not (self.is_here and holder in self.holders):
-                take(changes, own)
+                take(message, own)
+        take_options(message["options"])
 
 
 def attributes_of(plan: StagePlan, own: OwnPart, view: WorkerView) -> Attributes:

@@ -20,7 +20,7 @@ from torch import nn
 
 from weft.workers.snapshots.attributes import Attributes, Kept, check_kept, namespace_of, own_of
 from weft.workers.snapshots.first_reads import FirstReads
-from weft.workers.snapshots.plain import packed, unpacked
+from weft.workers.snapshots.plain import packed
 from weft.workers.snapshots.remembered import GENERATORS, LargeError, NotPlainError, are_equal, written_alone
 from weft.workload.code.functions import functions_from, names_in, undecorated
 from weft.workload.code.variables import Variables, VariableSearch, place_of
@@ -40,12 +40,14 @@ class ToldChanges:
 
     told: Kept = field(default_factory=dict)
     before: list[tuple[str, str, Any]] = field(default_factory=list)  # what stood here, where others may have another
+    options: list[tuple[int, str, Any]] = field(default_factory=list)  # of the optimizer's groups, by their numbers
     refused: list[str] = field(default_factory=list)  # others would go on with another value
     untold: list[str] = field(default_factory=list)  # others may have no use for it; with what it is
 
     def packed(self) -> bytes:
         """Nothing where there is nothing to tell. Raises WorkloadError where it is too much."""
-        data = packed({"told": self.told, "before": self.before}) if self.told else b""
+        message = {"told": self.told, "before": self.before, "options": self.options}
+        data = packed(message) if self.told or self.options else b""
         if len(data) > MAX_BYTES:
             sizes = [
                 (len(packed(each)), _called(name, key)) for name, own in self.told.items() for key, each in own.items()
@@ -114,9 +116,8 @@ class EpochChanges:
         return {(names[id(each.module)], each.key) for each in self._watched.written - self._watched.read}
 
 
-def take(data: bytes, own: Attributes) -> None:
+def take(message: Mapping[str, Any], own: Attributes) -> None:
     """What `ToldChanges` has packed, in another process. own: of a stage. Errors: WorkloadError."""
-    message = unpacked(data)
     told, inside = check_kept(message["told"]), _Dictionaries(own.holders)
     holders = {**own.holders, **inside.by_name}
     for name, key, before in message["before"]:

@@ -19,13 +19,14 @@ from torch import nn
 from weft.plan.plan import StagePlan
 from weft.plan.worker_view import WorkerView
 from weft.workers.epochs.changes import EpochChanges, ToldChanges
+from weft.workers.epochs.options import OptionChanges
 from weft.workers.epochs.read_elsewhere import ReadElsewhere, weak
 from weft.workers.snapshots.attributes import Attributes
 from weft.workers.snapshots.first_reads import asking
 from weft.workload.code.functions import found_from
 from weft.workload.cutting.names import slots_of
 from weft.workload.cutting.placeholder import Placeholder
-from weft.workload.optimizer import made_optimizers, options_of
+from weft.workload.optimizer import made_optimizers
 from weft.workload.units import is_cut_by_calls, units
 from weft.workload.workload import Workload, WorkloadError
 
@@ -84,7 +85,7 @@ class WholeModel:
             whole = {name: _with_storage(each) for name, each in state.items()}
             shown = [*self._parameters(model, whole), *self._buffers(model, whole)]
         optimizers = [] if self._updates else [*self._optimizers, *made_optimizers()]  # it may have one in a list
-        flags, read = self._flags(model, optimizers), self._read_elsewhere.values()
+        flags, read, options = self._flags(model), self._read_elsewhere.values(), OptionChanges(optimizers)
         changes, found = None if self._is_alone else EpochChanges(model, own, self._counted_elsewhere), ToldChanges()
         try:
             for each in shown:
@@ -97,8 +98,9 @@ class WholeModel:
                     stack.enter_context(changes.watching())
                 yield found
             changed = [each.name for each in shown if each.has_changed()]
-            changed += [name for name, flag in self._flags(model, optimizers).items() if flags.get(name, flag) != flag]
+            changed += [name for name, flag in self._flags(model).items() if flags.get(name, flag) != flag]
             changed += self._read_elsewhere.changed(read)
+            options.find(found)
             if changes is not None:
                 changes.find(found, (each() for each in self._functions))
         finally:
@@ -129,15 +131,11 @@ class WholeModel:
             print(_PART, file=sys.stderr)  # among what the function prints
         self._told.add(_PART)
 
-    def _flags(self, model: nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
-        """What is trained, and how, where nobody else would know of a change."""
-        flags: dict[str, Any] = {}
-        if model is not None and (self._on_host or not self._is_alone):
-            flags |= {f"{name}.requires_grad": each.requires_grad for name, each in model.named_parameters()}
-        for optimizer in optimizers:
-            for name, value in options_of(optimizer).items():
-                flags.setdefault(f"{name} of the optimizer", []).append(value)
-        return flags
+    def _flags(self, model: nn.Module | None) -> dict[str, bool]:
+        """What is trained, where nobody else would know of a change."""
+        if model is None or not (self._on_host or not self._is_alone):
+            return {}
+        return {f"{name}.requires_grad": each.requires_grad for name, each in model.named_parameters()}
 
     def _parameters(self, model: nn.Module, state: Mapping[str, torch.Tensor]) -> Iterator[_Shown]:
         made: dict[int, nn.Parameter] = {}  # by the id of what they stand for, which may stand in several places

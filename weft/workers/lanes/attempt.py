@@ -189,11 +189,17 @@ class Attempt:
             answer = answer_of(asked.function, asked.names, values)
         for shown in self._parts.shown.values():
             shown.begin()
+        self._read_options()
         return {"stop": answer.stops, "values": dict(answer.values), "changes": found.packed()}
 
     def take(self, changes: bytes) -> None:
         """As another process has told them. While no lane runs."""
         self._parts.asked.take(changes, self._parts.attributes)
+        self._read_options()
+
+    def _read_options(self) -> None:
+        if self._parts.updates is not None:
+            self._parts.updates.read_options()
 
     def hand_memory_on(self) -> None:
         """To the directory that has taken the place of one that died. Errors: those of Directory."""

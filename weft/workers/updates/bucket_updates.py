@@ -257,6 +257,12 @@ class BucketUpdates:
             if updates is not None:
                 updates.rewind()
 
+    def read_options(self) -> None:
+        """Takes over what somebody has changed in the groups of the user's optimizer."""
+        for updates in [*self._of_owners.values(), *self._of_devices.values()]:
+            if updates is not None:
+                updates.read_options()
+
     # --- tasks
 
     def takes(self, task: Task) -> Callable[[Iteration], bool] | None:

@@ -222,6 +222,10 @@ class Updates:
         self._optimizer.hold(bucket.index, held, digests.names)
         return held
 
+    def read_options(self) -> None:
+        """As of BucketUpdates."""
+        self._optimizer.read_hyperparameters()
+
     def _begin_step(self, iteration: Iteration) -> None:
         """With the first of its tasks in an iteration, whichever that is."""
         if iteration.index == self._begun:
