@@ -122,6 +122,10 @@ def workload(kind, dies_in="", turns=True):
         if dies_in == "on_epoch" and values["epoch"] == 2:
             dies("on_epoch")
         blocks = [each for each in model.modules() if isinstance(each, Block)]
+        blocks[0].layer.weight.requires_grad_(values["epoch"] % 2 == 1)
+        blocks[3].layer.weight.requires_grad_(values["epoch"] % 2 == 0)
+        for number in 1, 2:
+            blocks[number].layer.bias.requires_grad_(values["epoch"] > 0)
         for number, block in enumerate(blocks):
             block.heat *= 0.9 - 0.1 * number
             block.ways["gain"] += 0.1 * number
@@ -137,11 +141,13 @@ def workload(kind, dies_in="", turns=True):
             group["lr"] *= 0.9
             group["momentum"] -= 0.1
 
+    for number in 2, 3:
+        [each for each in model.modules() if isinstance(each, Block)][number].layer.bias.requires_grad_(False)
     data = torch.randn(16, 3).double(), torch.randn(16, 3).double()
     made = []
 
     def optimizer(parameters):
-        made.append(torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
+        made.append(torch.optim.SGD(parameters, lr=0.02, momentum=0.9))
         return made[-1]
 
     return weft.Workload(model, data, **how, optimizer=optimizer, on_epoch=on_epoch)

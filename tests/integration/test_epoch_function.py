@@ -124,12 +124,12 @@ CHANGES = (
 ACTS = {  # as in the plain loop; what does not is refused
     "one worker": set(CHANGES),
     # the buffer is the first one's, and the last one is asked
-    "two stages": set(CHANGES) - {"what is trained", "a buffer"},
+    "two stages": set(CHANGES) - {"a buffer"},
     # since `requires_grad` is set, it is ready to be
-    "replicas": set(CHANGES) - {"what is trained", "a buffer"},
+    "replicas": set(CHANGES) - {"a buffer"},
     "clipped": set(CHANGES),
-    "a device": {"an attribute", "an option", "an option of one made later"},
-    "offloaded": {"an attribute"},
+    "a device": {"an attribute", "an option", "an option of one made later", "what is trained"},
+    "offloaded": {"an attribute", "what is trained"},
 }
 
 

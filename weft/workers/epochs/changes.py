@@ -41,13 +41,14 @@ class ToldChanges:
     told: Kept = field(default_factory=dict)
     before: list[tuple[str, str, Any]] = field(default_factory=list)  # what stood here, where others may have another
     options: list[tuple[int, str, Any]] = field(default_factory=list)  # of the optimizer's groups, by their numbers
+    trained: dict[str, bool] = field(default_factory=dict)  # parameters' `requires_grad`, by their names
     refused: list[str] = field(default_factory=list)  # others would go on with another value
     untold: list[str] = field(default_factory=list)  # others may have no use for it; with what it is
 
     def packed(self) -> bytes:
         """Nothing where there is nothing to tell. Raises WorkloadError where it is too much."""
-        message = {"told": self.told, "before": self.before, "options": self.options}
-        data = packed(message) if self.told or self.options else b""
+        message = {"told": self.told, "before": self.before, "options": self.options, "trained": self.trained}
+        data = packed(message) if self.told or self.options or self.trained else b""
         if len(data) > MAX_BYTES:
             sizes = [
                 (len(packed(each)), _called(name, key)) for name, own in self.told.items() for key, each in own.items()
@@ -128,6 +129,11 @@ def take(message: Mapping[str, Any], own: Attributes) -> None:
                 "its own process, which on_epoch knows nothing of; keep it in a buffer, or use strategy.stages = 1"
             )
     Attributes(holders).restore(told)
+    for parameter, is_trained in message["trained"].items():
+        path, _, key = parameter.rpartition(".")
+        module = own.holders.get(path)
+        if isinstance(module, nn.Module) and (there := module._parameters.get(key)) is not None:
+            there.requires_grad_(is_trained)
     own.note_restored(inside.places.get(name, (name, key)) for name, values in told.items() for key in values)
 
 

@@ -21,7 +21,7 @@ from weft.plan.worker_view import WorkerView
 from weft.workers.epochs.changes import EpochChanges, ToldChanges
 from weft.workers.epochs.options import OptionChanges
 from weft.workers.epochs.read_elsewhere import ReadElsewhere, weak
-from weft.workers.snapshots.attributes import Attributes
+from weft.workers.snapshots.attributes import Attributes, Modes
 from weft.workers.snapshots.first_reads import asking
 from weft.workload.code.functions import found_from
 from weft.workload.cutting.names import slots_of
@@ -50,6 +50,8 @@ class WholeModel:
         self._model, self._on_host = weakref.ref(workload.model), on_host
         others = [stage for stage in view.first_stages if stage not in own]
         self._own = {name for stage in own for name in stage.state} - {name for each in others for name in each.state}
+        self._own_state = {name for stage in own for name in stage.state}
+        self._trained_elsewhere: dict[str, bool] = {}  # of parameters that others have, their `requires_grad`
         self._counted_elsewhere = {name for each in others for name in each.counts}
         self._elsewhere: list[weakref.ref[nn.Module]] = []  # units that others train and evaluate
         for number, (prefix, unit) in enumerate(() if is_cut_by_calls(workload) else units(workload.model)):
@@ -71,6 +73,12 @@ class WholeModel:
         self._updates = self._is_alone and view.synchronisation is None  # by the user's own optimizer
         self._is_shared = not any(replica.private or replica.device == "gpu" for replica in view.replicas)
 
+    def go_on(self, modes: Modes | None) -> None:
+        """modes: of the first replica's modules, as they were saved."""
+        every = {} if modes is None else modes
+        flags = {f"{name}.{key}".lstrip("."): flag for name, (_, own) in every.items() for key, flag in own.items()}
+        self._trained_elsewhere = {name: flag for name, flag in flags.items() if name not in self._own_state}
+
     @contextmanager
     def shown(
         self, state: Mapping[str, torch.Tensor], own: Collection[Attributes], *, training: bool
@@ -85,11 +93,13 @@ class WholeModel:
             whole = {name: _with_storage(each) for name, each in state.items()}
             shown = [*self._parameters(model, whole), *self._buffers(model, whole)]
         optimizers = [] if self._updates else [*self._optimizers, *made_optimizers()]  # it may have one in a list
-        flags, read, options = self._flags(model), self._read_elsewhere.values(), OptionChanges(optimizers)
+        read, options = self._read_elsewhere.values(), OptionChanges(optimizers)
         changes, found = None if self._is_alone else EpochChanges(model, own, self._counted_elsewhere), ToldChanges()
         try:
             for each in shown:
                 each.begin()
+            _set_trained(model, self._trained_elsewhere)
+            flags = self._flags(model)
             with ExitStack() as stack:
                 stack.enter_context(asking())
                 stack.enter_context(_own_gradients(model))
@@ -98,7 +108,7 @@ class WholeModel:
                     stack.enter_context(changes.watching())
                 yield found
             changed = [each.name for each in shown if each.has_changed()]
-            changed += [name for name, flag in self._flags(model).items() if flags.get(name, flag) != flag]
+            found.trained |= {name: flag for name, flag in self._flags(model).items() if flags.get(name, flag) != flag}
             changed += self._read_elsewhere.changed(read)
             options.find(found)
             if changes is not None:
@@ -106,6 +116,8 @@ class WholeModel:
         finally:
             for each in shown:
                 each.end()
+        _set_trained(model, found.trained)
+        self._trained_elsewhere |= {name: flag for name, flag in found.trained.items() if name not in self._own_state}
         for name in [name for name in found.untold if name not in self._told]:
             self._told.add(name)
             print(_UNTOLD.format(name=name), file=sys.stderr)
@@ -135,7 +147,7 @@ class WholeModel:
         """What is trained, where nobody else would know of a change."""
         if model is None or not (self._on_host or not self._is_alone):
             return {}
-        return {f"{name}.requires_grad": each.requires_grad for name, each in model.named_parameters()}
+        return {name: each.requires_grad for name, each in model.named_parameters()}
 
     def _parameters(self, model: nn.Module, state: Mapping[str, torch.Tensor]) -> Iterator[_Shown]:
         made: dict[int, nn.Parameter] = {}  # by the id of what they stand for, which may stand in several places
@@ -160,6 +172,13 @@ class WholeModel:
                 yield _Shown(slots, key, name, before, before.cpu(), may_change=False)
             elif value is not None:
                 yield _Own(slots, key, name, value, may_change=self._has_one_replica)
+
+
+def _set_trained(model: nn.Module | None, flags: Mapping[str, bool]) -> None:
+    """flags: `requires_grad` of parameters, by name. What stands in the place of another stage's has none to set."""
+    for name, parameter in () if model is None or not flags else model.named_parameters(remove_duplicate=False):
+        if name in flags and not isinstance(parameter, Placeholder):
+            parameter.requires_grad_(flags[name])
 
 
 @contextmanager

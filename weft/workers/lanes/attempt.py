@@ -105,6 +105,7 @@ class Attempt:
             saved,
             again or partial(load_workload, spec),
         )
+        self._parts.asked.whole.go_on(None if saved is None else saved.modes(0))
         is_compared, is_alone = spec.strategy.verify == "replay", _is_changed_by_updates_alone(spec, view, workload)
         self._evidence = Evidence(self.course, self._loaded, self._parts, tell) if tell and is_compared else None
         own, where = [task for task in tasks if task.kind is Kind.SNAPSHOT], snapshots or directory
@@ -144,6 +145,7 @@ class Attempt:
         if self._batches is not None:
             self._batches.rewind()
         self._parts.rewind(saved)
+        self._parts.asked.whole.go_on(saved.modes(0))
         self._snapshots.reopen()
         return True
 
