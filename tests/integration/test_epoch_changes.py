@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from weft.reference.loop import train
+from weft.spec.presets import PRESETS
 
 SOURCE = """
 import os
@@ -33,21 +34,26 @@ class Annealer:
 
 
 class Block(nn.Module):
+    counts = True  # of several replicas each counts for itself
+
     def __init__(self):
         super().__init__()
+        self.scale = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.register_buffer("cap", torch.ones(3))
         self.calls = 0
         self.layer, self.heat, self.shift = nn.Linear(3, 3), 1.0, torch.zeros(3).double()
         self.ways = {{"gain": 1.0, "calls": 0}}
 
     def forward(self, x):
-        if self.training:
+        if self.training and self.counts:
             self.calls += 1
-        return (self.layer(x) * self.heat * self.ways["gain"] * (1 + 0.01 * self.calls)).tanh() + self.shift
+        x = self.layer(x) * self.scale * self.heat * self.ways["gain"] * (1 + 0.01 * self.calls)
+        return x.tanh() * self.cap + self.shift
 
 
 class Counting(Block):
     def forward(self, x):
-        if self.training:
+        if self.training and self.counts:
             self.ways["calls"] += 1
         return super().forward(x) * (1 + 0.01 * self.ways["calls"])
 
@@ -82,7 +88,8 @@ def dies(at):
         os.kill(os.getpid(), 9)
 
 
-def workload(kind, dies_in="", turns=True):
+def workload(kind, dies_in="", turns=True, alone=True):
+    Block.counts = alone
     WAYS.clear()
     WAYS.update(weight=1.0, nested={{"scale": 1.0}}, best=0.0)
     CENTRES.zero_()
@@ -93,7 +100,8 @@ def workload(kind, dies_in="", turns=True):
 
     def criterion(output, target):
         loss = nn.functional.mse_loss(output, target + CENTRES * sum(annealer.past)) * WAYS["weight"]
-        WAYS["best"] = max(WAYS["best"], loss.item()) if "best" in WAYS else loss.item()
+        if alone:
+            WAYS["best"] = max(WAYS["best"], loss.item()) if "best" in WAYS else loss.item()
         return loss
 
     def step(model, batch):
@@ -117,6 +125,7 @@ def workload(kind, dies_in="", turns=True):
         model[1].at = 11 if dies_in == "a step" else -1
         how = {{"loss": criterion}}
 
+    @torch.no_grad()
     def on_epoch(values):
         nonlocal power
         if dies_in == "on_epoch" and values["epoch"] == 2:
@@ -130,9 +139,13 @@ def workload(kind, dies_in="", turns=True):
             block.heat *= 0.9 - 0.1 * number
             block.ways["gain"] += 0.1 * number
             block.shift.add_(0.1)
+            block.cap *= 0.9
+            block.scale.mul_(1.1)
+            if values["epoch"] % 3:
+                block.layer.bias.add_(0.01)
         if kind == "a class":
             model.slope *= 1.1
-        WAYS["weight"] *= 0.5 + WAYS.pop("best")
+        WAYS["weight"] *= 0.5 + WAYS.pop("best", 0.4)
         WAYS["nested"]["scale"] += 0.3
         CENTRES.sub_(0.05)
         annealer.step()
@@ -163,9 +176,27 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
+REPLICATED: dict[str, dict[str, Any]] = {
+    "replicas": {"replicas": 2},
+    "stages in replicas": {"replicas": [{"stages": 2}, {"stages": 2}]},
+    "clipped": {"replicas": 2, "clip_norm": 0.5},
+    # parameters of several ages, or that take turns in memory, it may not change
+    **{preset: {"preset": preset} for preset in PRESETS if preset not in ("auto", "parameter-server", "stronghold")},
+}
+
+
 def spec_of(machine: Any, tmp_path: Path, strategy: dict[str, Any], **args: Any) -> Any:
     source = SOURCE.format(files=repr(str(tmp_path)))
-    return machine.spec(source, strategy=strategy, args=args, epochs=6, batch_size=4)
+    return machine.spec(source, strategy=strategy, args=args, epochs=6, batch_size=4 if args.get("alone", True) else 8)
+
+
+def check(machine: Any, tmp_path: Path, spec: Any, dies_in: str) -> None:
+    ended = machine.client.wait(machine.submit(spec), 90)
+    assert ended["state"] == "completed", machine.log_of(ended["job"])
+    assert bool(dies_in) == bool(list(tmp_path.glob("*-*")))
+    saved = load_file(ended["model"])
+    for name, value in train(spec).state.items():
+        assert torch.allclose(saved[name], value, rtol=1e-11, atol=1e-11), name
 
 
 @pytest.mark.pairs(
@@ -182,9 +213,11 @@ def test_it_acts_everywhere(
     strategy = STRATEGIES[on] | ({} if recovery is None else {"recovery": recovery})
     turns = on != "offloaded"  # the optimizer is in another process, and none in that which is asked
     spec = spec_of(machine, tmp_path, strategy, kind=kind, dies_in=dies_in, turns=turns)
-    ended = machine.client.wait(machine.submit(spec), 90)
-    assert ended["state"] == "completed", machine.log_of(ended["job"])
-    assert bool(dies_in) == bool(list(tmp_path.glob("*-*")))
-    saved = load_file(ended["model"])
-    for name, value in train(spec).state.items():
-        assert torch.allclose(saved[name], value, rtol=1e-11, atol=1e-11), name
+    check(machine, tmp_path, spec, dies_in)
+
+
+@pytest.mark.pairs(2, kind=("a class", "a list", "layers"), dies_in=("", "on_epoch"), on=tuple(REPLICATED))
+@pytest.mark.slow(seconds=4)
+def test_it_acts_in_all_replicas(machine: Any, tmp_path: Path, kind: str, dies_in: str, on: str) -> None:
+    spec = spec_of(machine, tmp_path, REPLICATED[on], kind=kind, dies_in=dies_in, turns="replicas" in on, alone=False)
+    check(machine, tmp_path, spec, dies_in)

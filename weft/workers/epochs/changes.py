@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import nn
 
 from weft.workers.snapshots.attributes import Attributes, Kept, check_kept, namespace_of, own_of
@@ -25,6 +26,7 @@ from weft.workers.snapshots.remembered import GENERATORS, LargeError, NotPlainEr
 from weft.workload.code.functions import functions_from, names_in, undecorated
 from weft.workload.code.variables import Variables, VariableSearch, place_of
 from weft.workload.cutting.names import Attribute
+from weft.workload.cutting.placeholder import Placeholder
 from weft.workload.workload import WorkloadError
 
 MAX_BYTES = 1 << 24  # arbitrary: of one tensor, and of all that is told of one epoch; it passes through the daemon
@@ -42,17 +44,19 @@ class ToldChanges:
     before: list[tuple[str, str, Any]] = field(default_factory=list)  # what stood here, where others may have another
     options: list[tuple[int, str, Any]] = field(default_factory=list)  # of the optimizer's groups, by their numbers
     trained: dict[str, bool] = field(default_factory=dict)  # parameters' `requires_grad`, by their names
+    state: dict[str, torch.Tensor] = field(default_factory=dict)  # buffers, and parameters that nobody trains
     refused: list[str] = field(default_factory=list)  # others would go on with another value
     untold: list[str] = field(default_factory=list)  # others may have no use for it; with what it is
 
     def packed(self) -> bytes:
         """Nothing where there is nothing to tell. Raises WorkloadError where it is too much."""
-        message = {"told": self.told, "before": self.before, "options": self.options, "trained": self.trained}
-        data = packed(message) if self.told or self.options or self.trained else b""
+        parts = {"told": self.told, "options": self.options, "trained": self.trained, "state": self.state}
+        data = packed(parts | {"before": self.before}) if any(parts.values()) else b""
         if len(data) > MAX_BYTES:
             sizes = [
                 (len(packed(each)), _called(name, key)) for name, own in self.told.items() for key, each in own.items()
             ]
+            sizes += [(value.nbytes, name) for name, value in self.state.items()]
             raise WorkloadError(
                 f"Workload.on_epoch has changed {len(data) / 2**20:.3g} MiB of what other processes have for "
                 f"themselves, most of it in {max(sizes)[1]:.80}, and they are told {MAX_BYTES >> 20} MiB at most; keep "
@@ -129,12 +133,22 @@ def take(message: Mapping[str, Any], own: Attributes) -> None:
                 "its own process, which on_epoch knows nothing of; keep it in a buffer, or use strategy.stages = 1"
             )
     Attributes(holders).restore(told)
-    for parameter, is_trained in message["trained"].items():
-        path, _, key = parameter.rpartition(".")
-        module = own.holders.get(path)
-        if isinstance(module, nn.Module) and (there := module._parameters.get(key)) is not None:
-            there.requires_grad_(is_trained)
+    _take_state(message["trained"], message["state"], own.holders)
     own.note_restored(inside.places.get(name, (name, key)) for name, values in told.items() for key in values)
+
+
+def _take_state(trained: Mapping[str, bool], state: Mapping[str, torch.Tensor], holders: Holders) -> None:
+    """By the names of parameters and buffers. What stands in the place of another stage's is left as it is."""
+    for name in {*trained, *state}:
+        path, _, key = name.rpartition(".")
+        module = holders.get(path)
+        slots: dict[str, Any] = {**module._parameters, **module._buffers} if isinstance(module, nn.Module) else {}
+        if (there := slots.get(key)) is None or isinstance(there, Placeholder):
+            continue
+        if name in trained:
+            there.requires_grad_(trained[name])
+        if name in state:
+            there.detach().copy_(state[name])
 
 
 class _Dictionaries:

@@ -71,6 +71,7 @@ class WholeModel:
         self._in_buckets = {name for name, parameter in every if id(parameter) in updated}  # replicas have one of each
         self._told = set[str]()
         self._updates = self._is_alone and view.synchronisation is None  # by the user's own optimizer
+        self._has_windows = any(replica.working_window is not None for replica in view.replicas)
         self._is_shared = not any(replica.private or replica.device == "gpu" for replica in view.replicas)
 
     def go_on(self, modes: Modes | None) -> None:
@@ -107,7 +108,7 @@ class WholeModel:
                 if changes is not None:
                     stack.enter_context(changes.watching())
                 yield found
-            changed = [each.name for each in shown if each.has_changed()]
+            changed = [name for each in shown if each.has_changed() for name in each.tell(found)]
             found.trained |= {name: flag for name, flag in self._flags(model).items() if flags.get(name, flag) != flag}
             changed += self._read_elsewhere.changed(read)
             options.find(found)
@@ -155,21 +156,24 @@ class WholeModel:
             is_one = self._has_one_replica or name in self._in_buckets
             may_change = self._is_shared and not self._on_host and is_one
             before, value = slots[key], state.get(name)
+            is_told = not self._has_windows and (
+                self._on_host or not (before.requires_grad or name in self._in_buckets)
+            )
             if self._on_host or isinstance(before, Placeholder):
                 if id(before) not in made:
                     data = before.detach().cpu() if value is None else value
                     made[id(before)] = nn.Parameter(data, requires_grad=before.requires_grad)
-                yield _Shown(slots, key, name, before, made[id(before)], may_change)
+                yield _Shown(slots, key, name, before, made[id(before)], may_change, is_told)
             elif value is not None:
-                yield _Shown(slots, key, name, before, value, may_change)
+                yield _Shown(slots, key, name, before, value, may_change, is_told)
 
     def _buffers(self, model: nn.Module, state: Mapping[str, torch.Tensor]) -> Iterator[_Shown | _Own]:
         for slots, key, name in _places(model, 1):
             before, value = slots[key], state.get(name)
             if value is not None and (self._on_host or name not in self._own):
-                yield _Shown(slots, key, name, before, value, may_change=False)
+                yield _Shown(slots, key, name, before, value, may_change=False, is_told=True)
             elif self._on_host and not isinstance(before, Placeholder):
-                yield _Shown(slots, key, name, before, before.cpu(), may_change=False)
+                yield _Shown(slots, key, name, before, before.cpu(), may_change=False, is_told=True)
             elif value is not None:
                 yield _Own(slots, key, name, value, may_change=self._has_one_replica)
 
@@ -204,7 +208,8 @@ class _Shown:
     name: str
     before: torch.Tensor
     now: torch.Tensor
-    may_change: bool  # in place
+    may_change: bool  # in place, and all have it
+    is_told: bool  # to the others
     data: torch.Tensor | None = None  # that a parameter had
     version: int = 0
     address: int = 0
@@ -220,6 +225,18 @@ class _Shown:
         if there is not self.now or there.data_ptr() != self.address:
             return True
         return not self.may_change and there._version != self.version
+
+    def tell(self, found: ToldChanges) -> list[str]:
+        """Its name, where nobody can be told."""
+        there = self.slots.get(self.key)
+        if not self.is_told or there is None or (there.shape, there.dtype) != (self.now.shape, self.now.dtype):
+            return [self.name]
+        found.state[self.name] = value = there.detach().clone()
+        if there is not self.now:
+            self.now.detach().copy_(value)
+        if not isinstance(self.before, Placeholder) and self.before is not self.now:
+            self.before.detach().copy_(value)
+        return []
 
     def end(self) -> None:
         if self.data is not None:
@@ -243,6 +260,14 @@ class _Own:
 
     def has_changed(self) -> bool:
         return not self.may_change and self._now() != self.before
+
+    def tell(self, found: ToldChanges) -> list[str]:
+        """As of _Shown."""
+        there = self.slots.get(self.key)
+        if there is None or (there.shape, there.dtype) != (self.home.shape, self.home.dtype):
+            return [self.name]
+        found.state[self.name] = there.detach().clone()
+        return []
 
     def end(self) -> None:
         there = self.slots.get(self.key)

@@ -189,17 +189,18 @@ class Attempt:
             own = [self._parts.attributes[holder] for holder in asked.holders]
             found = stack.enter_context(asked.whole.shown(state, own, training=not values["validation"]))
             answer = answer_of(asked.function, asked.names, values)
-        for shown in self._parts.shown.values():
-            shown.begin()
-        self._read_options()
+        self._begin_anew()
         return {"stop": answer.stops, "values": dict(answer.values), "changes": found.packed()}
 
     def take(self, changes: bytes) -> None:
         """As another process has told them. While no lane runs."""
         self._parts.asked.take(changes, self._parts.attributes)
-        self._read_options()
+        self._begin_anew()
 
-    def _read_options(self) -> None:
+    def _begin_anew(self) -> None:
+        """With what the user's function has left."""
+        for shown in self._parts.shown.values():
+            shown.begin()
         if self._parts.updates is not None:
             self._parts.updates.read_options()
 
