@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 from weft.spec.job_spec import JobSpec
 from weft.workers.devices.host import HostDevice
@@ -172,6 +173,32 @@ def test_what_lasts_beside_parameters_and_buffers_is_found_where_it_would_be_los
     assert keeps(nn.Sequential(nn.Linear(3, 3), Queue(buffer=True))) == (False, False)
     assert keeps(nn.Sequential(nn.Linear(3, 3), Counted())) == (bool(changes), bool(changes))
     assert keeps(nn.Sequential(Counted(), Queue(buffer=False))) == (bool(changes), False)
+
+
+@pytest.mark.parametrize("changes", [{"replicas": 2}, {"recompute": True}, {}])
+def test_what_begins_anew_with_the_first_batch_is_found_by_the_second(
+    spec_of: Callable[..., JobSpec], changes: dict[str, Any]
+) -> None:
+    kept: list[torch.Tensor] = []
+
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        x, number = batch
+        if int(number[0]) == 0:
+            kept.clear()
+        output = model(x + kept[-1] if kept else x)
+        kept.append(output.detach().mean(0))
+        return output.square().mean()
+
+    numbered = TensorDataset(torch.randn(16, 3), torch.arange(16))
+    workload = Workload(
+        nn.Linear(3, 3),
+        DataLoader(numbered, batch_size=4),
+        step=step,
+        optimizer=lambda each: torch.optim.SGD(each, lr=0.1),
+    )
+    found = inspect(workload, spec_of(batch_size=4, **changes), HostDevice())
+    assert found.get("keeps_elsewhere", False) == bool(changes)
+    assert not found.get("keeps_numbers", False)
 
 
 class Remembered(torch.autograd.Function):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 from weft.spec.job_spec import JobSpec
 from weft.workers.devices.host import HostDevice
@@ -200,6 +201,42 @@ def test_a_step_that_goes_by_what_its_last_run_has_left_is_not_cut(run: Forward)
     for why in problems_of(told).values():
         assert why.startswith("run again with the same batch, the whole step gives something else: the loss (")
         assert "keep in buffers of the model what lasts from call to call" in why
+
+
+def memory_of_its_own(_: Parts) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    kept: list[Any] = [None]
+    return lambda: kept[0], lambda new: kept.__setitem__(0, new)
+
+
+def memory_of_the_model(parts: Parts) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    parts.mem = None
+    return lambda: parts.mem, lambda new: setattr(parts, "mem", new)
+
+
+@pytest.mark.parametrize("validates", [False, True], ids=["training", "validation"])
+@pytest.mark.parametrize("memory", [memory_of_its_own, memory_of_the_model])
+def test_a_memory_that_begins_anew_with_the_first_batch_is_found_by_another_batch(
+    memory: Callable[[Parts], tuple[Callable[[], Any], Callable[[Any], None]]], validates: bool
+) -> None:
+    """As the hidden state of a language model does with each epoch: the first batch gives the same however often it is
+    run, and jobs of two stages trained on other numbers, since the first stage never had the memory."""
+    model = Parts(lambda parts, x: parts.third(parts.second(parts.first(x))))
+    remembered, remember = memory(model)
+
+    def step(model: Any, batch: Any) -> torch.Tensor:
+        x, y, number = batch
+        begins = int(number[0]) == 0 or remembered() is None or model.training == validates
+        output = model(x if begins else x + remembered())
+        remember(output.detach())
+        return nn.functional.mse_loss(output, y)
+
+    data = DataLoader(TensorDataset(torch.randn(12, 4), torch.randn(12, 4), torch.arange(12)), batch_size=4)
+    workload = Workload(model, data, step=step, validation=data, optimizer=partial(torch.optim.SGD, lr=0.1))
+    job = {"entry": "a.py:b", "steps": 1, "batch_size": 4}
+    told = inspect(workload, JobSpec.parse({"job": job, "strategy": {"stages": 2}, "directory": "/"}), HostDevice())
+    assert {unit for unit, _ in told["cut_problems"]} == set(range(1, len(told["units"])))
+    for why in problems_of(told).values():
+        assert why.startswith("run again with the same batch, the whole step gives something else: the loss (")
 
 
 class Counted(Parts):

@@ -83,6 +83,7 @@ def inspect_batches(
         (0 if few is None else small, few),
         {size: _on(device, batch) for size, batch in looked.held_out.items()},
         least=None if looked.least is None else _on(device, looked.least),
+        others=[None if other is None else _on(device, other) for other in looked.others],
         between=looked.between,
         trained=trained,
         device=device,
@@ -98,7 +99,7 @@ def _on(device: Device, batch: tuple[list[torch.Tensor], Skeleton]) -> Any:
 
 class CutInspection:
     """samples, held_out: batches of training and of validation, by size; small: one to be timed with, and its size.
-    least, between: as of `LookedAt`."""
+    least, others, between: as of `LookedAt`."""
 
     def __init__(
         self,
@@ -109,13 +110,14 @@ class CutInspection:
         held_out: Mapping[int, Any],
         *,
         least: Any,
+        others: Sequence[Any],
         between: float,
         trained: Sequence[int],
         device: Device,
     ) -> None:
         self._model, self._workload, self._spec = workload.model, workload, spec
         self._samples, self._small, self._held_out = samples, small, held_out
-        self._least, self._between = least, between
+        (self._other, self._other_held_out), self._least, self._between = others, least, between
         self._trained, self._device = trained, device
         self._precision = partial(computing_in, spec.strategy.precision, device)
         self._learns = spec.job.mode == "train"
@@ -246,7 +248,7 @@ class CutInspection:
             self._backward_changes += before.changed()
         outcome = TrialOutcome.of(self._model, values, self._changing, learns=self._learns)
         self._restore()
-        return Whole(self._step, self._largest, outcome, learns=self._learns)
+        return Whole(self._step, self._largest, outcome, learns=self._learns, other=self._other)
 
     def _fullest(self) -> tuple[Recorded, StepRecording]:
         """Of a few runs the one that calls most, where modules or lines are left out at random."""
@@ -307,7 +309,7 @@ class CutInspection:
             values = self._results(step(self._model, own))
             outcome = TrialOutcome.of(self._model, values, self._changing, learns=False)
         self._restore()
-        return Whole(step, batch, outcome, learns=False)
+        return Whole(step, batch, outcome, learns=False, other=self._other_held_out)
 
     def _proven(
         self, recorded: Recorded, wholes: Sequence[Whole], skipped: SkippedCalls, problems: dict[int, str]

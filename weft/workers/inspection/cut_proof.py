@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.workers.inspection.cut_trial import CutTrial, StageError
@@ -34,6 +34,7 @@ class Whole:
     batch: Any
     outcome: TrialOutcome
     learns: bool
+    other: Any = None  # another batch, if there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +135,13 @@ class CutProof:
         return self._agreeing_alone(kept, problems, told) if self._goes_back else kept
 
     def lasting(self, cuts: Sequence[int], problems: dict[int, str]) -> list[int]:
-        """Those that may be sound, and why others are not: none is where the first of the steps goes by what its last
-        run has left elsewhere than in buffers, since a stage that does not run the end of the step does not keep it."""
+        """Those that may be sound, and why others are not: none is where one of the steps goes by what its last run has
+        left elsewhere than in buffers, since a stage that does not run the end of the step does not keep it."""
         if not cuts:
             return []
         try:
             differs = self._difference_in_two(self._trial_of([], self._wholes[0].step), 0)
+            differs = differs or next(filter(None, map(self._difference_of_other, self._wholes)), None)
         except StageError:  # as the job itself will, whole
             return list(cuts)
         if differs is None:
@@ -147,6 +149,20 @@ class CutProof:
         why = f"run again with the same batch, the whole step gives something else: {differs} differs from that of its "
         problems |= dict.fromkeys(cuts, f"{why}first run; {_LASTING}")
         return []
+
+    def _difference_of_other(self, whole: Whole) -> str | None:
+        """Of another batch, run twice: with the first one of an epoch a step may begin anew what it keeps. Numbers in
+        attributes may be others, as they are with the first."""
+        if whole.other is None:
+            return None
+        whole = replace(whole, batch=whole.other)
+        with self._mode_of(whole):
+            trial = self._trial_of([], whole.step)
+            first, second = self._outcome(trial, whole), self._outcome(trial, whole)
+            differs = first.difference(second)
+            if differs is not None and trial.numbers() is not None:
+                differs = first.difference(self._outcome(self._trial_of([], whole.step), whole))
+        return differs
 
     def _agreeing_alone(self, cuts: Sequence[int], problems: dict[int, str], told: Told) -> list[int]:
         """A stage of several units skips in later passes what a stage of one has no call of."""

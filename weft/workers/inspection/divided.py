@@ -121,24 +121,27 @@ def _kept(workload: Workload, spec: JobSpec, batches: Batches, size: int) -> dic
     """Whether a step that is run again, with the parameters, buffers and random numbers that it began with, comes to
     another loss: it has left something in an attribute, in a global or in a generator of its own. And whether it does
     not with the numbers in attributes that it began with."""
-    iteration, part = first_batch(size, training=True)
+    iteration, first_part = first_batch(size, training=True)
     trial = _Trial(workload, spec, batches)
+    second_part = [Part(1, size, size)] if 2 * size <= batches.num_train else []  # with the first it may begin anew
 
-    def loss() -> torch.Tensor:
+    def loss(part: Part) -> torch.Tensor:
         set_mode(workload.model)
         with _buffers_as_before(workload.model):
             return trial.loss(iteration, part).nan_to_num()
 
-    keeps, numbers_alone = False, False
+    keeps, numbers_alone = False, True
     try:
-        set_mode(workload.model)
-        with _numbers_as_before(workload.model):
-            first = loss()
-            keeps = not torch.equal(first, loss())
-        numbers_alone = keeps and torch.equal(first, loss())
+        for part in (first_part, *second_part):
+            set_mode(workload.model)
+            with _numbers_as_before(workload.model):
+                first = loss(part)
+                differs = not torch.equal(first, loss(part))
+            keeps = keeps or differs
+            numbers_alone = numbers_alone and (not differs or torch.equal(first, loss(part)))
     except Exception:  # what the user's code raises is told where the job itself calls it
         pass
-    return {"keeps_elsewhere": keeps, "keeps_numbers": numbers_alone}
+    return {"keeps_elsewhere": keeps, "keeps_numbers": keeps and numbers_alone}
 
 
 def _mixes_microbatches(workload: Workload, spec: JobSpec, batches: Batches, size: int) -> bool:

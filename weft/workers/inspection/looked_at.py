@@ -31,6 +31,7 @@ class LookedAt:
     trained: Mapping[int, _Batch]  # by size; the largest that was seen
     held_out: Mapping[int, _Batch]
     least: _Batch | None  # the smallest of the largest size, where its batches are not alike
+    others: tuple[_Batch | None, _Batch | None]  # one more of the largest size, trained and held out, if there is one
     between: float  # how far the mean of these is from the smallest, as a part of the way to the largest
     load_seconds: float  # of one
     varying_shapes: tuple[tuple[int, ...], ...]  # of one tensor, in batches of one size; none where all are alike
@@ -56,6 +57,7 @@ class LookedAt:
         way = max(sizes_of_largest) - min(sizes_of_largest)
         return cls(
             least=min(trained[max(trained)], key=_num_bytes) if way else None,
+            others=(_last(trained), _last(held_out)),
             between=(fmean(sizes_of_largest) - min(sizes_of_largest)) / way if way else 1.0,
             trained={size: max(found, key=_num_bytes) for size, found in trained.items()},
             held_out={size: max(found, key=_num_bytes) for size, found in held_out.items()},
@@ -76,6 +78,12 @@ def _others(batches: Batches, size: int, *, training: bool) -> list[_Batch]:
     with contextlib.suppress(Exception):  # what is wrong with a later sample is told when its turn comes
         found.extend(batches.batch(iteration, Part(number, number * size, size)) for number in range(1, count))
     return found
+
+
+def _last(found: Mapping[int, Sequence[_Batch]]) -> _Batch | None:
+    """Of several of the largest size."""
+    largest = found[max(found)] if found else ()
+    return largest[-1] if len(largest) > 1 else None
 
 
 def _num_bytes(batch: _Batch) -> int:
