@@ -298,6 +298,18 @@ CASES: Mapping[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
         {"stages": 2},
         ["Workload.model has 'layer_2.", "where it had 'layer_1.", "let the function begin that count anew"],
     ),
+    "a buffer that gets its shape in the first forward": (  # an observer's: all was trained, and lost at the end
+        {
+            "init": "self.register_buffer('scale', torch.ones(1))",
+            "forward": "self.scale.resize_(4).fill_(1.0); return self.three(self.two(self.one(x)) * self.scale)",
+        },
+        {},
+        [
+            "the buffer 'scale' of Workload.model has become (4,) float32, where (1,) float32 was planned",
+            "(or call the model there with a batch)",
+            "step 0 (iteration 0))",
+        ],
+    ),
 }
 
 
