@@ -34,6 +34,7 @@ from weft.workers.inspection.ran import StateBefore, Ties, carried, tried
 from weft.workers.inspection.times import TIMED_RUNS, OtherMemory, Times, fastest, parts_of_backward, repeated
 from weft.workload.aliases import dense_parts
 from weft.workload.code.first_epoch import set_mode
+from weft.workload.code.variables import parts_within
 from weft.workload.cutting.leaves import tensors_in
 from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.placeholder import Placeholder
@@ -369,7 +370,7 @@ def blocks_kept(modules: Iterable[nn.Module]) -> set[int]:
     found: set[int] = set()
     for module in modules:
         for key, value in vars(module).items():
-            if isinstance(value, torch.Tensor) or (isinstance(value, _CONTAINERS) and value and key not in _NOT_KEPT):
+            if isinstance(value, torch.Tensor) or (isinstance(value, _CONTAINERS) and key not in _NOT_KEPT):
                 found.update(map(block_of, _plainly_in(value, MAX_DEPTH)))
     return found - {0}
 
@@ -379,7 +380,7 @@ def _plainly_in(value: Any, depth: int) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif depth and isinstance(value, _CONTAINERS):
-        for part in list(value.values() if isinstance(value, dict) else value):
+        for part in list(parts_within(value)):
             yield from _plainly_in(part, depth - 1)
 
 

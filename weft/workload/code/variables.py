@@ -75,6 +75,22 @@ def place_of(variables: Mapping[str, Any], key: str) -> Place:
     return id(variables), key
 
 
+def parts_within(value: Any) -> Iterator[Any]:
+    """Of a container. A class of the user's may refuse len() or be gone through in another way (e3nn's Irreps)."""
+    match value:
+        case dict():
+            return iter(OrderedDict.values(value) if isinstance(value, OrderedDict) else dict.values(value))
+        case list():
+            return list.__iter__(value)
+        case tuple():
+            return tuple.__iter__(value)
+        case set():
+            return set.__iter__(value)
+        case deque():
+            return deque.__iter__(value)
+    return iter(())
+
+
 class VariableSearch:
     """What functions and classes refer to, from one to the other."""
 
@@ -133,10 +149,8 @@ class VariableSearch:
                     self._modules(name, value)
             case _ if _is_own(type(value)) or type(value) in _NAMESPACES:
                 self._object(name, value)
-            case list() | tuple() | deque():  # what is in a set has no place that another process would know
-                self._parts(name, value)
-            case dict():
-                self._parts(name, value.values())
+            case list() | tuple() | deque() | dict():  # what is in a set has no place that another process would know
+                self._parts(name, parts_within(value))
             case Iterator() if not isinstance(value, IOBase):
                 self.iterators[name] = value
 
@@ -152,7 +166,7 @@ class VariableSearch:
         if isinstance(value, _PARTED):
             self.variables[f"{name}.parts"] = _Parts(value)
         if isinstance(value, (dict, list, tuple, deque)):
-            self._parts(name, dict.values(value) if isinstance(value, dict) else value)
+            self._parts(name, parts_within(value))
 
     def _kept(self, name: str, values: dict[str, Any]) -> None:
         """Of arguments, which may change inside alone."""
