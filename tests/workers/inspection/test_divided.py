@@ -208,6 +208,18 @@ def compared(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(output @ target.T, torch.arange(len(output)))
 
 
+def mixing() -> dict[str, Any]:
+    data = [(torch.randn(6), torch.randn(1)) for _ in range(3 * BATCH)]
+    return {"collate": mixed, "train": data, "validation": None}
+
+
+def mixed(some: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+    """As timm's mixup does."""
+    if len(some) % 2:
+        raise AssertionError("Batch size should be even when using this")
+    return [0.6 * each + 0.4 * each.flip(0) for each in map(torch.stack, zip(*some, strict=True))]
+
+
 @pytest.mark.parametrize(
     "strategy", [{"microbatches": 2}, {"replicas": 2}, {"stages": 2, "microbatches": 2}, {"preset": "auto"}]
 )
@@ -223,6 +235,10 @@ def compared(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         pytest.param(lambda: stepping(lambda model, batch: ((model(batch[0]) - batch[1]) ** 2).sum()), id="a step"),
         pytest.param(
             lambda: workload_of(nn.Dropout(), nn.BatchNorm1d(5), loss=nn.MSELoss(reduction="sum")), id="beside dropout"
+        ),
+        pytest.param(
+            lambda: stepping(lambda model, batch: functional.mse_loss(model(batch[0]), batch[1]), **mixing()),
+            id="a mixture of samples, which wants even numbers of them",
         ),
     ],
 )

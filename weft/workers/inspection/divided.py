@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final
 
 import torch
@@ -89,17 +89,20 @@ def _loss_in_parts(workload: Workload, spec: JobSpec, batches: Batches, size: in
     """What the loss of a batch comes to whole and in two parts, where these differ: it is no mean over samples, or over
     what `Workload.weight` counts. Without dropout, and with the statistics that normalisations have kept. Where other
     numbers are drawn for parts, both are looked at with several draws, and must lie further apart than these."""
-    iteration, _ = first_batch(size, training=True)
-    trial = _Trial(workload, spec, batches)
-    found: list[tuple[torch.Tensor, torch.Tensor]] = []
     try:
-        with _buffers_as_before(workload.model):
-            while not found or (trial.draws and len(found) < DRAWS and _are_apart(found)):
-                found.append(trial.evaluated(iteration, draw=len(found)))
-    except Exception:  # as below; and a model may give its step something else in this mode
-        return None
+        for multiple in (1, 2):  # a `collate` may refuse odd numbers of samples (timm's mixup)
+            with suppress(Exception), _buffers_as_before(workload.model):  # a step may get something else there
+                return _told_in_parts(_Trial(workload, spec, batches), size, multiple)
     finally:
         set_mode(workload.model)
+    return None
+
+
+def _told_in_parts(trial: _Trial, size: int, multiple: int) -> list[float] | None:
+    iteration, _ = first_batch(size, training=True)
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    while not found or (trial.draws and len(found) < DRAWS and _are_apart(found)):
+        found.append(trial.evaluated(iteration, multiple, draw=len(found)))
     both = found[0]
     is_told = all(map(math.isfinite, both)) and not _is_close(*both, trial.rounding["loss"]) and _are_apart(found)
     return [*map(float, both)] if is_told else None
@@ -250,11 +253,12 @@ class _Trial:
     def _is_close(self, name: str, value: torch.Tensor | None, parts: _Outcome) -> bool:
         return _is_close(value, parts.get(name), self.rounding[name])
 
-    def evaluated(self, iteration: Iteration, *, draw: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss of a batch whole and in parts, of a model in eval mode. draw: which, where random numbers are."""
+    def evaluated(self, iteration: Iteration, multiple: int, *, draw: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss of a batch whole and in two parts, of a model in eval mode. multiple: of so many samples the first
+        part has some. draw: which, where random numbers are."""
         set_mode(self._model, False)
         self._draw = draw
-        first = max(1, iteration.size // PART)
+        first = max(1, iteration.size // PART // multiple) * multiple
 
         def loss(*parts: Part) -> torch.Tensor:
             value = self._weighed(iteration, parts, differentiates=False).get("loss")
