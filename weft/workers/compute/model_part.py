@@ -17,7 +17,8 @@ from weft.workers.devices.device import Memory
 from weft.workload.aliases import dense_parts
 from weft.workload.code.beside_model import modules_beside
 from weft.workload.code.own_classes import Modules, modules_of
-from weft.workload.code.variables import Variables, variables_of
+from weft.workload.code.places import Variables
+from weft.workload.code.variables import variables_of
 from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.placeholder import Placeholder
 from weft.workload.cutting.skipped import SkippedCalls, unpickled

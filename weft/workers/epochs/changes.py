@@ -24,7 +24,8 @@ from weft.workers.snapshots.first_reads import FirstReads
 from weft.workers.snapshots.plain import packed
 from weft.workers.snapshots.remembered import GENERATORS, LargeError, NotPlainError, are_equal, written_alone
 from weft.workload.code.functions import functions_from, names_in, undecorated
-from weft.workload.code.variables import Variables, VariableSearch, place_of
+from weft.workload.code.places import Variables, place_of
+from weft.workload.code.variables import VariableSearch
 from weft.workload.cutting.names import Attribute
 from weft.workload.cutting.placeholder import Placeholder
 from weft.workload.workload import WorkloadError

@@ -34,7 +34,7 @@ from weft.workers.inspection.ran import StateBefore, Ties, carried, tried
 from weft.workers.inspection.times import TIMED_RUNS, OtherMemory, Times, fastest, parts_of_backward, repeated
 from weft.workload.aliases import dense_parts
 from weft.workload.code.first_epoch import set_mode
-from weft.workload.code.variables import parts_within
+from weft.workload.code.places import parts_within
 from weft.workload.cutting.leaves import tensors_in
 from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.placeholder import Placeholder

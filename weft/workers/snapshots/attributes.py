@@ -37,7 +37,7 @@ from weft.workers.snapshots.remembered import (
     WrittenValues,
     is_marked,
 )
-from weft.workload.code.variables import Variables
+from weft.workload.code.places import Variables
 from weft.workload.units import EXTRA_STATE
 
 Kept = dict[str, dict[str, Any]]  # by the module's name and the attribute's

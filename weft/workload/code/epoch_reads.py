@@ -14,7 +14,8 @@ from torch import nn
 
 from weft.workload.code.fingerprint import fingerprint
 from weft.workload.code.functions import found_from, functions_from, names_in
-from weft.workload.code.variables import KEPT_OTHERWISE, NEVER_PLAIN, Place, VariableSearch, place_of
+from weft.workload.code.places import NEVER_PLAIN, Place, place_of
+from weft.workload.code.variables import KEPT_OTHERWISE, VariableSearch
 from weft.workload.workload import Workload
 
 _TORCHS = frozenset(("forward", *vars(nn.Module())))

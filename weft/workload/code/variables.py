@@ -15,22 +15,19 @@ from __future__ import annotations
 import argparse
 import opcode
 import sys
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from functools import _lru_cache_wrapper, partial
 from io import IOBase
 from itertools import islice
 from types import (
-    BuiltinFunctionType,
-    CellType,
     CodeType,
     FunctionType,
-    MemberDescriptorType,
     MethodType,
     ModuleType,
     SimpleNamespace,
 )
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -38,57 +35,37 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from weft.workload.code.functions import contents_of, names_in, undecorated
+from weft.workload.code.places import (
+    CODE,
+    NEVER_PLAIN,
+    PARTED,
+    AllParts,
+    Arguments,
+    ByKey,
+    Cells,
+    Named,
+    OfClass,
+    Slots,
+    Variables,
+    parts_within,
+)
 from weft.workload.origin import is_users
 from weft.workload.workload import Workload
-
-Variables = MutableMapping[str, Any]
-Place = tuple[int, str]  # the id of what has a variable, and its name there
 
 MAX_LOOKED_AT = 2_000  # arbitrary: some milliseconds; the nearest come first
 MAX_PARTS = 64  # of a list or dict, which may be objects of the user's; others come last
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 KEPT_OTHERWISE = (torch.Tensor, Dataset, DataLoader, Sampler, torch.optim.Optimizer, LRScheduler, Workload)
-_CODE = (FunctionType, MethodType, staticmethod, classmethod, property)
-NEVER_PLAIN = (*_CODE, BuiltinFunctionType, ModuleType, type)
-_PARTED = (OrderedDict, dict, list, set, deque)
 _NAMESPACES = (SimpleNamespace, argparse.Namespace)  # of nobody's code: what a job is set to, often
 _TORCHS = frozenset(vars(nn.Module()))
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def variables_of(workload: Workload) -> dict[str, Variables]:
     """Of the functions that a process calls which trains, of the model's classes, and of what these refer to. By names
     that no module of the model has, the same in every process."""
     return VariableSearch(workload).variables
-
-
-def place_of(variables: Mapping[str, Any], key: str) -> Place:
-    """The same for each function that refers to it. variables: some that were found, or an object's own."""
-    match variables:
-        case _Named():
-            return id(variables._namespace), key
-        case _Cells():
-            return id(variables._cells[key]), ""
-        case _OfClass():
-            return id(variables._kind), key
-        case _Slots() | _Parts():
-            return id(variables._value), "" if isinstance(variables, _Parts) else key
-    return id(variables), key
-
-
-def parts_within(value: Any) -> Iterator[Any]:
-    """Of a container. A class of the user's may refuse len() or be gone through in another way (e3nn's Irreps)."""
-    match value:
-        case dict():
-            return iter(OrderedDict.values(value) if isinstance(value, OrderedDict) else dict.values(value))
-        case list():
-            return list.__iter__(value)
-        case tuple():
-            return tuple.__iter__(value)
-        case set():
-            return set.__iter__(value)
-        case deque():
-            return deque.__iter__(value)
-    return iter(())
 
 
 class VariableSearch:
@@ -101,7 +78,7 @@ class VariableSearch:
         self.objects: list[object] = []  # whose attributes are among these
         self.models: list[nn.Module] = []  # that something has hold of
         self.iterators: dict[str, object] = {}  # by name; a file is none, most often one that is written
-        self._namespaces: dict[int, _Named] = {}  # by the id of each
+        self._namespaces: dict[int, Named] = {}  # by the id of each
         self._seen: dict[int, Any] = {}  # what was looked at, so that nothing else gets its id
         self._left: list[tuple[str, Any]] = []
         self._later: list[tuple[str, Any]] = []  # from MAX_PARTS on
@@ -110,7 +87,7 @@ class VariableSearch:
         self._run()
 
     def _add(self, name: str, value: Any) -> None:
-        if isinstance(value, _CODE):
+        if isinstance(value, CODE):
             self._left += ((f"{name}.wrapper{number}", each) for number, each in enumerate(_wrappers(value)))
             value = undecorated(value)
         if type(value) not in _PLAIN and not isinstance(value, KEPT_OTHERWISE):
@@ -136,7 +113,7 @@ class VariableSearch:
                 self._add(f"{name}.{value.__func__.__name__}", value.__func__)
             case partial():
                 self._add(f"{name}.func", value.func)
-                self._kept(f"{name}.args", {str(number): each for number, each in enumerate(value.args)})
+                self._kept(f"{name}.args", Arguments((str(number), each) for number, each in enumerate(value.args)))
                 self._kept(f"{name}.keywords", value.keywords)
             case _lru_cache_wrapper():
                 self._add(name, value.__wrapped__)
@@ -160,11 +137,11 @@ class VariableSearch:
         if (own := _dict_of(value)) is not None:
             self.variables[name] = own
             self._named(name, own)
-        if slots := _Slots.of(value):
+        if slots := Slots.of(value):
             self.variables[f"{name}.slots"] = slots
             self._named(name, slots)
-        if isinstance(value, _PARTED):
-            self.variables[f"{name}.parts"] = _Parts(value)
+        if isinstance(value, PARTED):
+            self.variables[f"{name}.parts"] = ByKey(value) if _is_by_key(value) else AllParts(value)
         if isinstance(value, (dict, list, tuple, deque)):
             self._parts(name, parts_within(value))
 
@@ -178,7 +155,7 @@ class VariableSearch:
         code, known = function.__code__, function.__globals__
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         if cells:
-            self.variables[f"{name}.around"] = _Cells(cells)
+            self.variables[f"{name}.around"] = Cells(cells)
         self._named(name, {key: content for key, cell in cells.items() for content in contents_of(cell)})
         names = names_in(code)
         if vars(function) or not {function.__name__, code.co_name}.isdisjoint(names.union(cells)):
@@ -187,19 +164,20 @@ class VariableSearch:
         for key in sorted(names & known.keys()):
             if isinstance(module := known[key], ModuleType) and is_users(getattr(module, "__file__", None) or ""):
                 self._namespace(f"{name}.{key}", vars(module), names & vars(module).keys())
-        defaults = {str(number): each for number, each in enumerate(function.__defaults__ or ())}
-        self._kept(f"{name}.defaults", defaults | (function.__kwdefaults__ or {}))
+        defaults = Arguments((str(number), each) for number, each in enumerate(function.__defaults__ or ()))
+        defaults.update(function.__kwdefaults__ or {})
+        self._kept(f"{name}.defaults", defaults)
 
     def _namespace(self, name: str, namespace: dict[str, Any], names: set[str]) -> None:
         """names: that a function asks for."""
         if id(namespace) not in self._namespaces:
-            self.variables[f"{name}.globals"] = self._namespaces[id(namespace)] = _Named(namespace)
+            self.variables[f"{name}.globals"] = self._namespaces[id(namespace)] = Named(namespace)
         self._namespaces[id(namespace)].names |= names
         for key in sorted(names & namespace.keys()):
             self._add(f"{name}.{key}", namespace[key])
 
     def _class(self, name: str, kind: type) -> None:
-        self.variables[f"{name}.class"] = _OfClass(kind)
+        self.variables[f"{name}.class"] = OfClass(kind)
         for base in kind.__bases__:
             self._add(f"{name}.{base.__name__}", base)
         self._named(name, vars(kind))
@@ -210,6 +188,7 @@ class VariableSearch:
             self._add(f"{name}.{type(module).__name__}", type(module))
             own = {key: each for key, each in vars(module).items() if key not in _TORCHS}
             self._named(f"{name}.{prefix}".removesuffix("."), own)
+            self._named(f"{name}.{prefix}.hooks", hooks_of(module))
 
     def _named(self, name: str, values: Mapping[str, Any]) -> None:
         for key, value in values.items():
@@ -219,8 +198,16 @@ class VariableSearch:
         for number, value in enumerate(islice(values, 5 * MAX_LOOKED_AT)):
             if number < MAX_PARTS:
                 self._add(f"{name}.{number}", value)
-            elif type(value) not in _PLAIN and not isinstance(value, (*KEPT_OTHERWISE, *_CODE)):
+            elif type(value) not in _PLAIN and not isinstance(value, (*KEPT_OTHERWISE, *CODE)):
                 self._later.append((f"{name}.{number}", value))
+
+
+def hooks_of(module: nn.Module) -> dict[str, Any]:
+    """Of its calls, and of its parameters' gradients."""
+    holders = [(key, vars(module).get(key)) for key in _HOOKS]
+    for name, each in module._parameters.items():
+        holders += [(f"{name}.{key}", getattr(each, key, None)) for key in _TENSOR_HOOKS]
+    return {f"{key}.{number}": each for key, own in holders for number, each in enumerate((own or {}).values())}
 
 
 def _roots_of(workload: Workload) -> Iterator[tuple[str, Any]]:
@@ -256,138 +243,8 @@ def _dict_of(value: Any) -> dict[str, Any] | None:
     return own if isinstance(own, dict) else None
 
 
-class _Named(MutableMapping[str, Any]):
-    """Of a namespace, what is asked for by name, without its code."""
-
-    def __init__(self, namespace: dict[str, Any]) -> None:
-        self.names: set[str] = set()
-        self._namespace = namespace
-        self._code = {key for key, each in namespace.items() if isinstance(each, NEVER_PLAIN)}
-
-    def __getitem__(self, key: str) -> Any:
-        return self._namespace[key]
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self._namespace[key] = value
-
-    def __delitem__(self, key: str) -> None:
-        del self._namespace[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter((self.names & self._namespace.keys()) - self._code)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-class _Cells(MutableMapping[str, Any]):
-    """What is in variables around a function."""
-
-    def __init__(self, cells: dict[str, CellType]) -> None:
-        self._cells = cells
-
-    def __getitem__(self, key: str) -> Any:
-        for content in contents_of(self._cells[key]):
-            return content
-        raise KeyError(key)
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self._cells[key].cell_contents = value
-
-    def __delitem__(self, key: str) -> None:
-        del self._cells[key].cell_contents
-
-    def __iter__(self) -> Iterator[str]:
-        return (key for key, cell in self._cells.items() if contents_of(cell))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-class _Slots(MutableMapping[str, Any]):
-    """What is in an object's slots."""
-
-    def __init__(self, value: Any, slots: Mapping[str, MemberDescriptorType]) -> None:
-        self._value, self._slots = value, slots
-
-    @classmethod
-    def of(cls, value: Any) -> _Slots | None:
-        """None of an object that has none."""
-        kinds = [kind for kind in reversed(type(value).__mro__) if "__slots__" in vars(kind)]
-        own = {
-            key: each for kind in kinds for key, each in vars(kind).items() if isinstance(each, MemberDescriptorType)
-        }
-        return cls(value, own) if own else None
-
-    def __getitem__(self, key: str) -> Any:
-        try:
-            return self._slots[key].__get__(self._value)
-        except AttributeError:  # nothing is in it
-            raise KeyError(key) from None
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self._slots[key].__set__(self._value, value)
-
-    def __delitem__(self, key: str) -> None:
-        self._slots[key].__delete__(self._value)
-
-    def __iter__(self) -> Iterator[str]:
-        return (key for key in self._slots if key in self)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-class _Parts(MutableMapping[str, Any]):
-    """One part: what is in an object that is a container of a class of the user's, as a plain one, past its methods."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-        self._kind: Any = next(kind for kind in _PARTED if isinstance(value, kind))
-
-    def __getitem__(self, key: str) -> Any:
-        if key != "all":
-            raise KeyError(key)
-        if isinstance(self._value, deque):
-            return deque(deque.__iter__(self._value), self._value.maxlen)
-        return self._kind((self._kind.items if issubclass(self._kind, dict) else self._kind.__iter__)(self._value))
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self._kind.clear(self._value)
-        (self._kind.extend if self._kind in (list, deque) else self._kind.update)(self._value, value)
-
-    def __delitem__(self, key: str) -> None:
-        self._kind.clear(self._value)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(("all",))
-
-    def __len__(self) -> int:
-        return 1
-
-
-class _OfClass(MutableMapping[str, Any]):
-    """Those of a class's attributes that are no code."""
-
-    def __init__(self, kind: type) -> None:
-        self._kind = kind
-        self._names = set(self._plain())  # later on something may stand in their places that watches them
-
-    def __getitem__(self, key: str) -> Any:
-        return vars(self._kind)[key]
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        setattr(self._kind, key, value)
-
-    def __delitem__(self, key: str) -> None:
-        delattr(self._kind, key)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({*self._plain(), *(self._names & vars(self._kind).keys())})
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def _plain(self) -> list[str]:
-        own = vars(self._kind).items()
-        return [name for name, each in own if name[:2] != "__" and not hasattr(type(each), "__get__")]
+def _is_by_key(value: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether it is by keys that are text, and has objects in it that are looked at for themselves."""
+    if not isinstance(value, dict) or not all(type(key) is str for key in dict.keys(value)):
+        return False
+    return any(_is_own(type(each)) for each in dict.values(value))
