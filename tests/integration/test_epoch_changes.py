@@ -221,3 +221,81 @@ def test_it_acts_everywhere(
 def test_it_acts_in_all_replicas(machine: Any, tmp_path: Path, kind: str, dies_in: str, on: str) -> None:
     spec = spec_of(machine, tmp_path, REPLICATED[on], kind=kind, dies_in=dies_in, turns="replicas" in on, alone=False)
     check(machine, tmp_path, spec, dies_in)
+
+
+BESIDE = """
+import torch
+from torch import nn
+
+import weft
+
+
+class Config(dict):
+    __getattr__, __setattr__ = dict.__getitem__, dict.__setitem__
+
+
+class Criterion(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.layer = 1.0, nn.Linear(3, 3).requires_grad_(False)
+        self.register_buffer("weight", torch.ones(3))
+
+    def forward(self, output, target):
+        return ((output - self.layer(target)).square() * self.weight).mean() * self.scale
+
+
+def workload(kind):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+    config, rate = Config(gain=1.0, loss=Config(power=1.0)), {"value": 0.1, "hook": 1.0}
+    criterion = Criterion().double()
+
+    def step(model, batch, ways={"shift": 0.0}):
+        output = model(batch[0] * config.gain * criterion.weight.sum() + ways["shift"])
+        return criterion(output, batch[1]) * config.loss.power
+
+    class Own(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                group["lr"] = rate["value"]
+            return super().step(closure)
+
+    ways = step.__defaults__[0]
+    model[0].register_forward_hook(lambda module, inputs, output: output * rate["hook"])
+    model[0].weight.register_hook(lambda gradient: gradient * rate["hook"])
+
+    def on_epoch(values):
+        if kind == "a loss":
+            criterion.scale *= 0.8
+            criterion.weight[1] *= 0.5
+            criterion.layer.weight.data.mul_(1.1)
+        elif kind == "updates":
+            rate["value"] *= 0.7
+        elif kind == "hooks":
+            rate["hook"] *= 0.8
+        else:
+            config.gain *= 0.9
+            config.loss.power *= 1.2
+            ways["shift"] += 0.1
+
+    data = torch.randn(16, 3).double(), torch.randn(16, 3).double()
+    how = {"loss": criterion} if kind == "a loss" else {"step": step}
+    optimizer = lambda parameters: Own(parameters, lr=0.1, momentum=0.9)
+    return weft.Workload(model, data, **how, optimizer=optimizer, on_epoch=on_epoch)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [
+        ("a loss", {"replicas": 2}),
+        ("updates", {"stages": 2}),
+        ("updates", {"preset": "zero-offload"}),
+        ("hooks", {"stages": 2}),
+        ("objects", {"stages": 2}),
+    ],
+)
+def test_what_stands_beside_the_model_acts_everywhere(
+    machine: Any, tmp_path: Path, kind: str, strategy: dict[str, Any]
+) -> None:
+    spec = machine.spec(BESIDE, strategy=strategy, args={"kind": kind}, epochs=4, batch_size=4)
+    check(machine, tmp_path, spec, "")

@@ -188,3 +188,52 @@ def test_what_the_forward_of_another_stage_has_changed_too_is_refused_unless_it_
     layer: Any = other.model.layer
     expected = {"set": (0, 2, 1), "another key": (2, 2, 3), "told before": (2, 0, 1)}[how]
     assert (layer.count, layer.ways["calls"], layer.ways["gain"]) == expected
+
+
+def test_a_note_names_a_variable_of_a_function_once_and_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(job: Job) -> None:
+        job.ways["kl"] = object()  # type: ignore[assignment]
+        job.meter.values = job.model.layer.bias  # type: ignore[assignment]  # whose elements others have otherwise
+
+    found = changed_by(Job(), change)
+    assert sorted(name.rpartition(".")[2] for name in found.untold) == ["kl", "values"]
+
+
+def test_what_no_step_asks_for_is_left_out_where_it_would_be_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "MAX_BYTES", 1000)
+
+    def best(job: Job) -> None:
+        job.meter.best = torch.zeros(100), torch.zeros(100), torch.zeros(100)  # type: ignore[attr-defined]
+        job.meter.total = 2.0
+
+    one, other = Job(), Job()
+    take(changed_by(one, best).packed(), other.attributes)
+    assert other.meter.total == 2.0
+    assert not hasattr(other.meter, "best")
+
+
+def test_modules_beside_the_model_are_told_in_place_or_anew_and_refused_where_replicas_lack_what_is_large() -> None:
+    def made() -> tuple[nn.Module, Attributes]:
+        beside = nn.Linear(2, 2).requires_grad_(False)
+        beside.register_buffer("weight_of", torch.ones(2))
+        beside.register_buffer("none", None)
+        return beside, Attributes({"Workload.loss": beside})
+
+    (one, own), (other, there) = made(), made()
+    stood, model = other.weight, nn.Linear(1, 1)
+    changed = EpochChanges(model, [own], ())
+    one.weight.data.fill_(3.0)
+    one.weight_of, one.none = torch.zeros(3), torch.ones(1)
+    found = ToldChanges()
+    changed.find(found, [])
+    take(found.packed(), there)
+    assert other.weight is stood
+    assert other.weight.tolist() == [[3.0, 3.0], [3.0, 3.0]]
+    assert (other.weight_of.tolist(), other.none.tolist()) == ([0.0] * 3, [1.0])
+    for has_one_replica in (True, False):
+        changed = EpochChanges(model, [own], (), has_one_replica=has_one_replica)
+        one.weight_of = torch.zeros(changes.MAX_BYTES // 4 + 1)
+        found = ToldChanges()
+        changed.find(found, [])
+        assert (found.untold if has_one_replica else found.refused) == ["Workload.loss.weight_of"]
+        assert not found.packed()

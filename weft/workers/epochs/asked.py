@@ -11,12 +11,15 @@ from weft.plan.buckets import Holder
 from weft.plan.plan import StagePlan
 from weft.plan.worker_view import WorkerView
 from weft.workers.compute.model_part import CallPart, OwnPart
-from weft.workers.epochs.changes import take
+from weft.workers.epochs.changes import places_from, take
 from weft.workers.epochs.options import take_options
 from weft.workers.epochs.whole_model import WholeModel
 from weft.workers.snapshots.attributes import Attributes
 from weft.workers.snapshots.plain import unpacked
-from weft.workload.code.variables import VariableSearch
+from weft.workers.snapshots.saved import Saved
+from weft.workload.code.beside_model import modules_beside
+from weft.workload.code.places import Variables, place_of
+from weft.workload.code.variables import VariableSearch, variables_of
 from weft.workload.workload import EpochFunction, Workload
 
 
@@ -29,6 +32,7 @@ class Asked:
     whole: WholeModel
     holders: Collection[Holder]  # which have its workload
     is_here: bool  # it is this process that is asked
+    updating: Attributes  # of a worker that has no stage: what optimizer and scheduler go by
 
     @classmethod
     def of(cls, view: WorkerView, owned: Sequence[OwnPart], workload: Workload, *, on_host: bool) -> Asked:
@@ -39,7 +43,8 @@ class Asked:
         whole = WholeModel(asked, view, own, on_host=on_host)
         holders = [stage.holder for stage in own]
         is_here = Holder(0, view.replicas[0].num_stages - 1) in holders
-        return cls(asked.on_epoch, asked.epoch_metrics, whole, holders, is_here)
+        updating = Attributes({} if owned or asked.on_epoch is None else _of_updates(asked))
+        return cls(asked.on_epoch, asked.epoch_metrics, whole, holders, is_here, updating)
 
     def take(self, changes: bytes, attributes: Mapping[Holder, Attributes]) -> None:
         """What it has changed where it was asked, as `ToldChanges` has packed that. attributes: of the stages here."""
@@ -47,7 +52,14 @@ class Asked:
         for holder, own in attributes.items():
             if not (self.is_here and holder in self.holders):
                 take(message, own)
+        if not attributes:
+            take(message, self.updating)
         take_options(message["options"])
+
+    def restore(self, saved: Saved | None) -> None:
+        """What no stage here does."""
+        if saved is not None:
+            self.updating.restore(saved.attributes(0))
 
 
 def attributes_of(plan: StagePlan, own: OwnPart, view: WorkerView) -> Attributes:
@@ -55,14 +67,21 @@ def attributes_of(plan: StagePlan, own: OwnPart, view: WorkerView) -> Attributes
     return Attributes({**own.part.modules(), **own.variables}, _elsewhere(plan, own, view))
 
 
+def _of_updates(workload: Workload) -> dict[str, Variables]:
+    places = places_from((workload.optimizer, workload.scheduler))
+    found = variables_of(workload).items()
+    return {name: own for name, own in found if not places.isdisjoint(place_of(own, key) for key in own)}
+
+
 def _elsewhere(plan: StagePlan, own: OwnPart, view: WorkerView) -> dict[str, nn.Module]:
     """By name, modules that the stage does not run and its process has all the same, where `on_epoch` may have changed
-    attributes of them: all of a model that is cut by its own forward, or where the function has hold of it."""
+    attributes of them: all of a model that is cut by its own forward and what its step refers to, or of one that the
+    function has hold of."""
     function, replicas = own.workload.on_epoch, view.replicas
     if function is None or (len(replicas) == 1 and replicas[0].num_stages == 1):
         return {}
     is_last = plan.holder == Holder(0, replicas[0].num_stages - 1)
-    its = dict(own.workload.model.named_modules())
+    its = dict(own.workload.model.named_modules()) | modules_beside(own.workload)
     if not isinstance(own.part, CallPart):
         found = VariableSearch({"Workload.on_epoch": function}, into_modules=False).models if is_last else []
         if not set(map(id, its.values())).intersection(map(id, found)):

@@ -18,12 +18,13 @@ from torch import nn
 
 from weft.plan.plan import StagePlan
 from weft.plan.worker_view import WorkerView
-from weft.workers.epochs.changes import EpochChanges, ToldChanges
+from weft.workers.epochs.changes import EpochChanges, ToldChanges, places_from
 from weft.workers.epochs.options import OptionChanges
 from weft.workers.epochs.read_elsewhere import ReadElsewhere, weak
 from weft.workers.snapshots.attributes import Attributes, Modes
 from weft.workers.snapshots.first_reads import asking
 from weft.workload.code.functions import found_from
+from weft.workload.code.variables import hooks_of
 from weft.workload.cutting.names import slots_of
 from weft.workload.cutting.placeholder import Placeholder
 from weft.workload.optimizer import made_optimizers
@@ -63,7 +64,11 @@ class WholeModel:
         self._is_alone = len(own) == sum(replica.num_stages for replica in view.replicas)
         self._has_one_replica = len(view.replicas) == 1
         self._read_elsewhere = ReadElsewhere(workload)
-        self._functions = [*map(weak, (workload.step, workload.loss, workload.validate))]
+        of_steps = [workload.step, workload.loss, workload.validate, workload.weight, *workload.metrics.values()]
+        self._functions = [*map(weak, of_steps)]
+        hooks = (each for module in workload.model.modules() for each in hooks_of(module).values())
+        updating = (workload.optimizer, workload.scheduler, *hooks)  # of what this process will not have any more
+        self._updating = places_from(updating) if workload.on_epoch else set()
         named = list(dict(workload.model.named_parameters()).values())
         buckets = () if view.synchronisation is None else view.synchronisation.buckets
         updated = {id(named[place.parameter]) for bucket in buckets for place in bucket.places}
@@ -95,7 +100,7 @@ class WholeModel:
             shown = [*self._parameters(model, whole), *self._buffers(model, whole)]
         optimizers = [] if self._updates else [*self._optimizers, *made_optimizers()]  # it may have one in a list
         read, options = self._read_elsewhere.values(), OptionChanges(optimizers)
-        changes, found = None if self._is_alone else EpochChanges(model, own, self._counted_elsewhere), ToldChanges()
+        changes, found = None if self._updates else self._changes(model, own), ToldChanges()
         try:
             for each in shown:
                 each.begin()
@@ -113,7 +118,8 @@ class WholeModel:
             changed += self._read_elsewhere.changed(read)
             options.find(found)
             if changes is not None:
-                changes.find(found, (each() for each in self._functions))
+                run = (each() for each in self._functions)
+                changes.find(found, run, self._updating, are_run=not self._is_alone)
         finally:
             for each in shown:
                 each.end()
@@ -128,6 +134,9 @@ class WholeModel:
                 "own; change it in the step, or in the model's train(), which each of them calls before each epoch, "
                 "what a dataset goes by in its set_epoch(e), and learning rates by Workload.scheduler"
             )
+
+    def _changes(self, model: nn.Module | None, own: Collection[Attributes]) -> EpochChanges:
+        return EpochChanges(model, own, self._counted_elsewhere, has_one_replica=self._has_one_replica)
 
     @contextmanager
     def _asked_for_state(self, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:

@@ -87,8 +87,7 @@ class ModelParts:
         saved: Saved | None,
         again: Callable[[], Workload],
     ) -> None:
-        """go_on: as of ForwardParts. saved: what training goes on from; None where it begins. again: makes another
-        workload, with nothing in it that this one has."""
+        """go_on, again: as of ForwardParts, of own_parts. saved: what training goes on from; None where it begins."""
         self._spec, self._view, self._workload = spec, view, workload
         self._directory, self._device = directory, device
         self._course, self._weights, self._loaded, self._parcels = course, weights, loaded, parcels
@@ -119,6 +118,7 @@ class ModelParts:
             places = [place for bucket in self._memory.buckets for place in bucket.places]
             self._in_buckets = {id(self._parameters[place.parameter]) for place in places}
         held = self._add_stages(again)
+        self.asked.restore(saved)
         if self._memory is not None:
             self._memory.share(self._parameters, apart=held)
             self.updates = self._updates_of(self._memory, moves)
@@ -261,7 +261,7 @@ class ModelParts:
             for name, parameter in self._named[holder].items():
                 if (values := saved.values(name, parameter)) is not None:
                     parameter.copy_(values)
-            restore_buffers(self._parts[holder], self.attributes[holder].modules, saved.buffers(holder.replica))
+            restore_buffers(self._parts[holder], self.attributes[holder].with_buffers, saved.buffers(holder.replica))
             self.attributes[holder].restore(saved.attributes(holder.replica))
 
     @property
@@ -281,8 +281,7 @@ class ModelParts:
         return all(own.fits(saved.attributes(holder.replica)) for holder, own in self.attributes.items())
 
     def rewind(self, saved: Saved) -> None:
-        """To the first iteration of the course, with what it `fits`. While no lane of any worker runs: memory is
-        shared, and several may put the same values there."""
+        """To the first iteration of the course, with what it `fits`. No lane of any worker runs: memory is shared."""
         for holder, part in self._parts.items():
             self._restore(holder, saved)
             for parameter in part.parameters():
@@ -291,6 +290,7 @@ class ModelParts:
                 self.shown[holder.stage].begin()
             self.stages[holder].rewind()
             self.stages[holder].go_on(self.attributes[holder], saved.modes(holder.replica))
+        self.asked.restore(saved)
         for memory in self.memories.values():
             memory.rewind()
         for own in self.own_updates.values():

@@ -82,6 +82,12 @@ class Attributes:
     def modules(self) -> dict[str, nn.Module]:
         return {name: each for name, each in self._holders.items() if isinstance(each, nn.Module)}
 
+    @property
+    def with_buffers(self) -> dict[str, nn.Module]:
+        """Whose buffers are put back: those beside the model elsewhere, too."""
+        elsewhere = {} if self._elsewhere is None else self._elsewhere.modules
+        return {name: each for name, each in elsewhere.items() if name.startswith(VARIABLES)} | self.modules
+
     def changed(self) -> Kept:
         """Plain data, whatever changes later."""
         kept: Kept = {}
