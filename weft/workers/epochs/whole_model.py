@@ -37,7 +37,7 @@ _PART: Final = (
 )
 _UNTOLD: Final = (
     "weft: Workload.on_epoch has set {name} in the last stage's process, and steps in other processes refer to it, "
-    "too, which have one of their own: they are told of numbers, text, tensors, and lists and dictionaries of these"
+    "too, which have one of their own: they are told of numbers, text, tensors, enums, and lists and dicts of these"
 )
 
 

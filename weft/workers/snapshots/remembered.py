@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from weft.workers.snapshots.fixed import fixed_of, is_fixed, name_of, parts_of_fixed
+
 Path = tuple[str | int, ...]  # the module's name, the attribute's, and numbers of parts in parts
 
 MAX_BYTES = 1 << 20  # arbitrary: of one tensor; a larger one is a result (a map of attention) more often than memory
@@ -74,12 +76,15 @@ class BuiltObjects:
     def __init__(self) -> None:
         self._paths: dict[int, Path] = {}  # the first one of each, by its id
         self._objects: dict[Path, SameObject] = {}
+        self.kinds: dict[str, type] = {}  # by name, of the user's values that cannot change in place
 
     def add(self, value: Any, path: Path, left: list[int]) -> None:
         """With its parts. left: of parts."""
         if type(value) in _SHAREABLE:
             self._objects[path] = SameObject(value)
             self._paths.setdefault(id(value), path)
+        elif is_fixed(type(value)):
+            self.kinds[name_of(type(value))] = type(value)
         if len(path) < MAX_DEPTH:
             for number, part in enumerate(first_parts(value, left)):
                 self.add(part, (*path, number), left)
@@ -96,8 +101,9 @@ class BuiltObjects:
 def first_parts(value: Any, left: list[int]) -> Iterator[Any]:
     """Of a container, those that may be containers. left: of parts."""
     kind = type(value)
-    if kind in PARTED and kind is not set:
-        for part in itertools.islice(value.values() if kind in MAPPINGS else value, max(0, left[0])):
+    if (kind in PARTED and kind is not set) or is_fixed(kind):
+        parts = parts_of_fixed(value) if is_fixed(kind) else value
+        for part in itertools.islice(value.values() if kind in MAPPINGS else parts, max(0, left[0])):
             left[0] -= 1
             yield part
 
@@ -165,6 +171,8 @@ class WrittenValues:
         if kind in MAPPINGS:
             items = dict(self._items(value, path))
             return items if kind is dict else (f"{_MARK}{kind.__name__}", items, self._factory(value))
+        if is_fixed(kind) and self._built.kinds.get(name_of(kind)) is kind:
+            return f"{_MARK}fixed", self._parts(parts_of_fixed(value), path), name_of(kind)
         if kind in PARTED and not is_marked(value):
             parts = self._parts(value, path)
             if kind is deque:
@@ -266,6 +274,8 @@ class RestoredValues:
             name, parts, bound = value[0].removeprefix(_MARK), self._read(value[1], path), value[2]
             if name == "array":
                 return parts.numpy()
+            if name == "fixed":
+                return fixed_of(self._built.kinds.get(bound), parts)
             if name == "defaultdict":
                 return defaultdict(_FACTORIES[bound], parts)
             return deque(parts, bound) if name == "deque" else _NAMED[name](parts)
