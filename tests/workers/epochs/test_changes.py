@@ -207,7 +207,7 @@ def test_what_no_step_asks_for_is_left_out_where_it_would_be_too_much(monkeypatc
         job.meter.total = 2.0
 
     one, other = Job(), Job()
-    take(changed_by(one, best).packed(), other.attributes)
+    take(unpacked(changed_by(one, best).packed()), other.attributes)
     assert other.meter.total == 2.0
     assert not hasattr(other.meter, "best")
 
@@ -226,7 +226,7 @@ def test_modules_beside_the_model_are_told_in_place_or_anew_and_refused_where_re
     one.weight_of, one.none = torch.zeros(3), torch.ones(1)
     found = ToldChanges()
     changed.find(found, [])
-    take(found.packed(), there)
+    take(unpacked(found.packed()), there)
     assert other.weight is stood
     assert other.weight.tolist() == [[3.0, 3.0], [3.0, 3.0]]
     assert (other.weight_of.tolist(), other.none.tolist()) == ([0.0] * 3, [1.0])
