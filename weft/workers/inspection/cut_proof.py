@@ -152,8 +152,8 @@ class CutProof:
 
     def _difference_of_other(self, whole: Whole) -> str | None:
         """Of another batch, run twice: with the first one of an epoch a step may begin anew what it keeps. Numbers in
-        attributes may be others, as they are with the first."""
-        if whole.other is None:
+        attributes may be others, as they are with the first. Buffers that came to be nobody puts back."""
+        if whole.other is None or self._states.has_new_buffers():
             return None
         whole = replace(whole, batch=whole.other)
         with self._mode_of(whole):

@@ -294,6 +294,10 @@ class StatesOfRuns:
             self.counted |= dict.fromkeys(f"{name}.{key}".removeprefix(".") for key in counted)
             now.update(numbers)
 
+    def has_new_buffers(self) -> bool:
+        """Which a run has made, and `restore` leaves."""
+        return any(name not in self._kept for name, _ in self.model.named_buffers())
+
     def _has_changed(self, name: str, buffer: torch.Tensor) -> bool:
         """torch counts no changes that go through .data, nor those of a batch norm's kernel."""
         before = self._kept.get(name)
