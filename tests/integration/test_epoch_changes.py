@@ -88,7 +88,7 @@ def dies(at):
         os.kill(os.getpid(), 9)
 
 
-def workload(kind, dies_in="", turns=True, alone=True):
+def workload(kind, dies_in="", alone=True):
     Block.counts = alone
     WAYS.clear()
     WAYS.update(weight=1.0, nested={{"scale": 1.0}}, best=0.0)
@@ -150,7 +150,7 @@ def workload(kind, dies_in="", turns=True, alone=True):
         CENTRES.sub_(0.05)
         annealer.step()
         power *= 1.2
-        for group in made[-1].param_groups if turns else ():
+        for group in made[-1].param_groups:
             group["lr"] *= 0.9
             group["momentum"] -= 0.1
 
@@ -211,15 +211,14 @@ def test_it_acts_everywhere(
     machine: Any, tmp_path: Path, kind: str, dies_in: str, recovery: str | None, on: str
 ) -> None:
     strategy = STRATEGIES[on] | ({} if recovery is None else {"recovery": recovery})
-    turns = on != "offloaded"  # the optimizer is in another process, and none in that which is asked
-    spec = spec_of(machine, tmp_path, strategy, kind=kind, dies_in=dies_in, turns=turns)
+    spec = spec_of(machine, tmp_path, strategy, kind=kind, dies_in=dies_in)
     check(machine, tmp_path, spec, dies_in)
 
 
 @pytest.mark.pairs(2, kind=("a class", "a list", "layers"), dies_in=("", "on_epoch"), on=tuple(REPLICATED))
 @pytest.mark.slow(seconds=4)
 def test_it_acts_in_all_replicas(machine: Any, tmp_path: Path, kind: str, dies_in: str, on: str) -> None:
-    spec = spec_of(machine, tmp_path, REPLICATED[on], kind=kind, dies_in=dies_in, turns="replicas" in on, alone=False)
+    spec = spec_of(machine, tmp_path, REPLICATED[on], kind=kind, dies_in=dies_in, alone=False)
     check(machine, tmp_path, spec, dies_in)
 
 
@@ -299,3 +298,58 @@ def test_what_stands_beside_the_model_acts_everywhere(
 ) -> None:
     spec = machine.spec(BESIDE, strategy=strategy, args={"kind": kind}, epochs=4, batch_size=4)
     check(machine, tmp_path, spec, "")
+
+
+SCHEDULED = """
+import os
+
+import torch
+from torch import nn
+
+import weft
+
+FILES = {files}
+
+
+def workload(kind, dies):
+    x = torch.randn(24, 4, generator=torch.Generator().manual_seed(3)).double()
+    data = x, torch.arange(24) % 3
+    model, made = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double(), []
+
+    def optimizer(parameters):
+        made.append(torch.optim.AdamW(parameters, lr=0.05))
+        return made[-1]
+
+    def on_epoch(values):
+        mark = f"{{FILES}}/{{os.environ.get('WEFT_RUN_DIR', 'plain').rpartition('/')[2]}}-died"
+        if dies and values["epoch"] == 2 and "WEFT_RUN_DIR" in os.environ and not os.path.exists(mark):
+            open(mark, "w").close()
+            os.kill(os.getpid(), 9)
+        (group,) = made[-1].param_groups
+        group["lr"] *= 0.7
+        group["weight_decay"] = group["lr"] ** 2
+
+    how = {{
+        "steps": {{"scheduler": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)}},
+        "epochs": {{
+            "scheduler": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+            "scheduler_every": "epoch",
+        }},
+        "plateau": {{
+            "scheduler": lambda given: torch.optim.lr_scheduler.ReduceLROnPlateau(given, patience=0, threshold=0.5),
+            "validation": data,
+        }},
+    }}[kind]
+    return weft.Workload(model, data, loss=nn.functional.cross_entropy, optimizer=optimizer, on_epoch=on_epoch, **how)
+"""
+
+
+@pytest.mark.pairs(2, kind=("steps", "epochs", "plateau"), on=("two stages", "offloaded"), dies=(False, True))
+@pytest.mark.slow(seconds=2)
+def test_options_go_on_with_what_a_scheduler_makes_of_them(
+    machine: Any, tmp_path: Path, kind: str, on: str, dies: bool
+) -> None:
+    """With ZeRO offload the process that is asked updates nothing."""
+    source, args = SCHEDULED.format(files=repr(str(tmp_path))), {"kind": kind, "dies": dies}
+    spec = machine.spec(source, strategy=STRATEGIES[on], args=args, epochs=5, batch_size=6)
+    check(machine, tmp_path, spec, "on_epoch" if dies else "")

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from torch import nn
 
 from weft.plan.buckets import Holder
+from weft.plan.course import Course
 from weft.plan.plan import StagePlan
 from weft.plan.worker_view import WorkerView
 from weft.workers.compute.model_part import CallPart, OwnPart
 from weft.workers.epochs.changes import places_from, take
+from weft.workers.epochs.idle_optimizer import IdleOptimizer
 from weft.workers.epochs.options import take_options
 from weft.workers.epochs.whole_model import WholeModel
 from weft.workers.snapshots.attributes import Attributes
@@ -20,10 +22,11 @@ from weft.workers.snapshots.saved import Saved
 from weft.workload.code.beside_model import modules_beside
 from weft.workload.code.places import Variables, place_of
 from weft.workload.code.variables import VariableSearch, variables_of
+from weft.workload.optimizer import made_optimizers
 from weft.workload.workload import EpochFunction, Workload
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
     """Stages of one worker may have a workload each, with variables and a model of its own."""
 
@@ -33,6 +36,7 @@ class Asked:
     holders: Collection[Holder]  # which have its workload
     is_here: bool  # it is this process that is asked
     updating: Attributes  # of a worker that has no stage: what optimizer and scheduler go by
+    optimizer: IdleOptimizer | None = None  # where it is asked, and nothing is updated here
 
     @classmethod
     def of(cls, view: WorkerView, owned: Sequence[OwnPart], workload: Workload, *, on_host: bool) -> Asked:
@@ -56,10 +60,18 @@ class Asked:
             take(message, self.updating)
         take_options(message["options"])
 
-    def restore(self, saved: Saved | None) -> None:
-        """What no stage here does."""
+    def have_optimizer(self, workload: Workload, course: Course) -> None:
+        """Once all that update here have theirs. workload: as its model was built, but for memory."""
+        if self.is_here and self.function is not None and not made_optimizers():
+            self.optimizer = IdleOptimizer(workload, course)
+
+    def go_on(self, saved: Saved | None) -> None:
+        """With what nobody else here does."""
+        self.whole.go_on(None if saved is None else saved.modes(0))
         if saved is not None:
             self.updating.restore(saved.attributes(0))
+        if self.optimizer is not None:
+            self.optimizer.go_on(saved)
 
 
 def attributes_of(plan: StagePlan, own: OwnPart, view: WorkerView) -> Attributes:

@@ -105,7 +105,7 @@ class Attempt:
             saved,
             again or partial(load_workload, spec),
         )
-        self._parts.asked.whole.go_on(None if saved is None else saved.modes(0))
+        self._parts.asked.go_on(saved)
         is_compared, is_alone = spec.strategy.verify == "replay", _is_changed_by_updates_alone(spec, view, workload)
         self._evidence = Evidence(self.course, self._loaded, self._parts, tell) if tell and is_compared else None
         own, where = [task for task in tasks if task.kind is Kind.SNAPSHOT], snapshots or directory
@@ -145,7 +145,7 @@ class Attempt:
         if self._batches is not None:
             self._batches.rewind()
         self._parts.rewind(saved)
-        self._parts.asked.whole.go_on(saved.modes(0))
+        self._parts.asked.go_on(saved)
         self._snapshots.reopen()
         return True
 
@@ -182,6 +182,8 @@ class Attempt:
         Directory."""
         asked = self._parts.asked
         assert asked.function is not None
+        if asked.optimizer is not None:
+            asked.optimizer.catch_up(values["step"])
         state = {name: tensor for arena in arenas for name, tensor in self._directory.find(arena).items().items()}
         with ExitStack() as stack:
             for cut in self._parts.cuts:

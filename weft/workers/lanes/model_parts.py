@@ -118,10 +118,10 @@ class ModelParts:
             places = [place for bucket in self._memory.buckets for place in bucket.places]
             self._in_buckets = {id(self._parameters[place.parameter]) for place in places}
         held = self._add_stages(again)
-        self.asked.restore(saved)
         if self._memory is not None:
             self._memory.share(self._parameters, apart=held)
             self.updates = self._updates_of(self._memory, moves)
+        self.asked.have_optimizer(self._workload, course)
         for cut in self.cuts:
             cut.install()
         # the other stages' parts of the model go with them
@@ -290,7 +290,6 @@ class ModelParts:
                 self.shown[holder.stage].begin()
             self.stages[holder].rewind()
             self.stages[holder].go_on(self.attributes[holder], saved.modes(holder.replica))
-        self.asked.restore(saved)
         for memory in self.memories.values():
             memory.rewind()
         for own in self.own_updates.values():
