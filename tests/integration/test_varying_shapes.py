@@ -147,7 +147,7 @@ def test_batches_that_the_user_makes_are_those_of_the_loop_that_was(
     (tmp_path / "job.py").write_text(GROUPED)
     made = runpy.run_path(str(tmp_path / "job.py"))["workload"](ready)
     optimizer = made.optimizer(made.model.parameters())
-    expected, held_out, means = list[float](), list[float](), list[float]()
+    expected, held_out, means, sizes = list[float](), list[float](), list[float](), list[int]()
     for epoch in range(3):
         of_epoch = 0.0
         torch.manual_seed(5 + epoch)
@@ -159,6 +159,7 @@ def test_batches_that_the_user_makes_are_those_of_the_loop_that_was(
             optimizer.step()
             expected.append(loss.item())
             of_epoch += len(batch["x"]) * loss.item()
+            sizes.append(len(batch["x"]))
         means.append(of_epoch / 23)
         with torch.no_grad():
             weighed = [(len(batch["x"]), made.step(made.model, batch).item()) for batch in made.validation]
@@ -170,7 +171,11 @@ def test_batches_that_the_user_makes_are_those_of_the_loop_that_was(
     losses = [row["loss"] for row in rows if "loss" in row]
     assert losses == (pytest.approx(expected, rel=1e-5) if how else expected)
     assert [row["on_epoch"]["mean"] for row in rows if "on_epoch" in row] == pytest.approx(means, rel=1e-5)
-    assert [values["mean"] for values in reference.train(spec).validations] == pytest.approx(means, rel=1e-5)
+    lines = list[dict[str, Any]]()
+    plain = reference.train(spec, on_line=lines.append)
+    assert [values["mean"] for values in plain.validations] == pytest.approx(means, rel=1e-5)
+    assert [row["samples"] for row in rows if "loss" in row] == sizes
+    assert [line["samples"] for line in lines if "loss" in line] == sizes
     assert [row["validation"]["loss"] for row in rows if "validation" in row] == pytest.approx(held_out, rel=1e-5)
 
 

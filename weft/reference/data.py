@@ -12,7 +12,7 @@ from weft.plan.error_places import samples_place, within
 from weft.spec.job_spec import JobSection
 from weft.workload.data.collating import collate_items
 from weft.workload.data.datasets import Field, Tensors
-from weft.workload.data.given_batches import counted, divided, run_in
+from weft.workload.data.given_batches import counted, divided, run_in, samples_in
 from weft.workload.data.source import DataSource, source_of_job
 from weft.workload.data.tree import build, flatten, with_tensors
 from weft.workload.workload import Workload, WorkloadError
@@ -23,6 +23,7 @@ class Microbatch:
     replica: int  # that trains on it
     number: int  # in the batch, over all replicas; it keys random numbers
     weight: float  # what it counts: its samples, or what the user's `Workload.weight` says
+    count: int  # how many samples it adds to the batch
     batch: Any  # of a workload with a loss (inputs, targets), samples first
     samples: torch.Tensor  # their numbers in the data
 
@@ -31,6 +32,10 @@ class Microbatch:
 class Batch:
     microbatches: list[Microbatch]  # those with samples, in the order of their numbers
     weight: float  # theirs together
+
+    @property
+    def count(self) -> int:
+        return sum(microbatch.count for microbatch in self.microbatches)
 
     def fraction(self, microbatch: Microbatch) -> float:
         """The microbatch's part in the batch's loss and gradient; 0 for each one of a batch that counts nothing."""
@@ -56,15 +61,15 @@ class Data:
         """Samples of an epoch, at least one; of batches that the user makes their places."""
         return (self.source.epoch_size or self.source.size) * self.source.places
 
-    def batch(self, order: torch.Tensor) -> tuple[Any, int]:
-        """order: a part of an epoch's. Its samples together, as a step sees them, for a loss (inputs, targets); and how
-        many of them count."""
+    def batch(self, order: torch.Tensor) -> tuple[Any, int, int]:
+        """order: a part of an epoch's. Its samples together, as a step sees them, for a loss (inputs, targets); how
+        many of them count; and how many they are for whoever is told."""
         batch = self._batch(self.source.samples(order))
         if not self.source.is_ready:
-            return batch, self.source.count(order)
+            return batch, self.source.count(order), self.source.count(order)
         whole, run = flatten(batch), run_in(order, self.source.places)[1]
         tensors, skeleton = divided(whole, run, self.source.field)
-        return build(skeleton, tensors), counted(whole[0], run)
+        return build(skeleton, tensors), counted(whole[0], run), samples_in(whole[0], run)
 
     def _batch(self, indices: torch.Tensor) -> Any:
         parts = self._collated(indices)

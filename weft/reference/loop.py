@@ -128,7 +128,7 @@ class _Loop:
         self._metric = None if self._update is None else self._update.metric
         if self._held_out is None:
             self._training.rule.check(workload.epoch_metrics, self._metric)
-        self._counted = 0.0  # in the newest batch
+        self._counted, self._num_samples = 0.0, 0  # in the newest batch
         self._stopped: str | None = None
         self._best: dict[str, torch.Tensor] | None = None
 
@@ -143,7 +143,7 @@ class _Loop:
             for number, indices in enumerate(self._batches_of_epoch(epoch)[: steps - len(losses)]):
                 losses.append(self._run_batch(len(losses), indices))
                 means = self._measured[-1] if self._measured else {"loss": losses[-1]}
-                lines.step(len(losses), epoch, len(indices), means, self._update.record if self._update else None)
+                lines.step(len(losses), epoch, self._num_samples, means, self._update.record if self._update else None)
                 if on_step is not None:
                     on_step(len(losses) - 1, losses[-1])
                 self._training.step(losses[-1], self._counted, begins_epoch=number == 0, now=time.monotonic())
@@ -205,7 +205,7 @@ class _Loop:
 
     def _run_batch(self, step: int, indices: torch.Tensor) -> float:
         batch = self._batch(step, self._data, indices, self._shares(step))
-        self._counted = batch.weight
+        self._counted, self._num_samples = batch.weight, batch.count
         if self._update is None:
             self._measured.append(self._measure(step, batch))
             return self._measured[-1]["loss"]
@@ -282,12 +282,13 @@ class _Loop:
                 number = 0 if data.source.is_ready else part.number
                 seed_loading(self._job.seed, step, number)  # for a dataset that draws: augmentation
                 order = indices[part.start : part.start + part.size]
-                batch, count = data.batch(order)
+                batch, counting, count = data.batch(order)
                 microbatches.append(
                     Microbatch(
                         replica=replica,
                         number=part.number,
-                        weight=self._weight(batch, count),
+                        weight=self._weight(batch, counting),
+                        count=count,
                         batch=with_tensors(batch, lambda tensor: tensor.to(self._device)),
                         samples=data.source.samples(order),
                     )

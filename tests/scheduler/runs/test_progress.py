@@ -63,3 +63,15 @@ def test_a_step_counts_its_samples_or_what_the_workload_says(plan_of: Callable[.
         assert progress.finish(iteration, None, [iteration.size])["samples"] == iteration.size
         counted.append(progress.counted)
     assert counted == [plan.itinerary.at(0).size, 2.5, 0.0]
+
+
+def test_samples_of_batches_that_the_user_makes_are_those_that_were_told(plan_of: Callable[..., Plan]) -> None:
+    plan = plan_of()
+    progress, lines = Progress(plan), []
+    for index, samples in enumerate((3, 8)):
+        facts = {"weight": 0.5, "samples": samples}
+        progress.add(b"", [{"iteration": index, "means": {"loss": 0.5}, "facts": facts}])
+        lines.append(progress.finish(plan.itinerary.at(index), 2.0, [2, 1, 1]))
+    assert [(line["samples"], line["shares"]) for line in lines] == [(3, [1, 1, 1]), (8, [4, 2, 2])]
+    assert progress.samples_per_step == 5.5
+    assert [value for _, value in progress.history.curves()["samples_per_second"]] == [1.5, 4.0]

@@ -397,6 +397,7 @@ def test_a_ready_batch_without_samples_in_common_is_whole_or_refused() -> None:
     whole, half = Part(0, 0, 4), Part(0, 0, 2)
     assert len(made.batch(iteration, whole)[0]) == 2
     assert made.weight(iteration, whole, None) == 1
+    assert made.count(iteration, whole) == 4  # as the job says
     with pytest.raises(
         WorkloadError, match=r"tensors of shapes \(3,\), \(2,\), cannot be divided into microbatches: let"
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 from weft.metrics.accounts.history import History
@@ -35,6 +36,7 @@ class Progress:
         self.ended_ns: int | None = None  # when the newest of them ended, by its stamps
         self.step = plan.itinerary.at(begins).step if begins else 0  # training steps that are done
         self.loss: float | None = before.loss if before else None  # of the newest one, as the next
+        self.samples = 0  # of the newest training step
         self.counted: float = 0  # what it counts in a mean over several: its samples, or what the workload says
         self.learning_rate: float | None = before.learning_rate if before else None
         self.means: dict[str, float] | None = before.means if before else None  # of the newest whole validation
@@ -46,7 +48,7 @@ class Progress:
         self._speed = SpeedAccount(plan.itinerary.steps)
         self._grad_norm: float | None = None  # of the newest step
         self._reported: dict[str, float] = {}  # in it, what the step tells beside the loss
-        self._samples = 0
+        self._samples = self._steps = 0  # of this attempt's training steps, and their number
         self._values: dict[int, _Values] = {}  # by iteration, as the next
         self._ends: dict[int, int] = {}
         # Of the validation that is on its way: each batch's means, and what they count, which is divided by all of it
@@ -58,6 +60,11 @@ class Progress:
         """What the newest epoch has come to, as far as it is known; None before any."""
         is_none = self.means is None and not self._told_of_epoch
         return None if is_none else {**(self.means or {}), **self._told_of_epoch}
+
+    @property
+    def samples_per_step(self) -> float:
+        """On average; where the user makes the batches only they tell."""
+        return self._samples / self._steps if self._steps else self._itinerary.samples_per_step
 
     @property
     def steps_left(self) -> int:
@@ -82,12 +89,15 @@ class Progress:
         return None if before is None else max(0, end - before) / 1e9
 
     def finish(self, iteration: Iteration, seconds: float | None, shares: list[int]) -> dict[str, Any]:
-        """Its line of metrics.jsonl; nothing of a part of a validation. shares: samples that each replica had of it."""
+        """Its line of metrics.jsonl; nothing of a part of a validation. shares: of its places that each replica had,
+        which are its samples where the job makes the batches."""
         values = self._values.pop(iteration.index, _Values())
         if not iteration.training:
             return self._finish_validation(iteration, values)
         self.step = iteration.step + 1
-        self._samples += iteration.size
+        self.samples = round(values.facts.get("samples", iteration.size))
+        self._samples += self.samples
+        self._steps += 1
         self.loss = values.means.get("loss", 0.0)
         self.counted = values.facts.get("weight", iteration.size)
         self.learning_rate = values.facts.get("lr")
@@ -100,7 +110,7 @@ class Progress:
             self._speed.add(self.step, self._samples, self.ended_ns / 1e9)
         if iteration.index > self._told:
             self._told = iteration.index
-            self.history.add_step(self.step, self.loss, iteration.size, seconds)
+            self.history.add_step(self.step, self.loss, self.samples, seconds)
         return {
             "step": self.step,
             "epoch": iteration.epoch,
@@ -108,10 +118,10 @@ class Progress:
             "lr": self.learning_rate,
             "grad_norm": self._grad_norm,
             "skipped": bool(values.facts.get("skipped")),
-            "samples": iteration.size,
+            "samples": self.samples,
             "seconds": seconds,
             **({"measured": measured} if measured or not iteration.learns else {}),
-            **({"shares": shares} if len(shares) > 1 else {}),
+            **({"shares": _samples_of(shares, self.samples)} if len(shares) > 1 else {}),
         }
 
     def _finish_validation(self, iteration: Iteration, values: _Values) -> dict[str, Any]:
@@ -152,6 +162,12 @@ class Progress:
             "eta_seconds": speed.eta_seconds,
             "validation": self.validation,
         }
+
+
+def _samples_of(places: list[int], samples: int) -> list[int]:
+    """Which each replica had, of a batch with so many at all places (`given_batches.PlaceRun`)."""
+    ends = [samples * end // sum(places) for end in accumulate(places, initial=0)]
+    return [end - begin for begin, end in pairwise(ends)]
 
 
 def finite(value: Any) -> Any:

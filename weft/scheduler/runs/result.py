@@ -79,7 +79,7 @@ def _summary_of_plan(attempt: PlannedAttempt, strategy: Strategy, switching: Swi
         "strategy": strategy.model_dump(exclude_none=True),
         "batch_size": plan.itinerary.batch_size,
         "num_train": plan.itinerary.per_pass or plan.itinerary.num_train,
-        "samples_per_step": plan.itinerary.samples_per_step,
+        "samples_per_step": attempt.progress.samples_per_step,
         "streams": plan.streams,
         "shares": attempt.shares(),
         "verdicts": [*switching.told(), *attempt.verdicts],

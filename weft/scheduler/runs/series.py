@@ -70,7 +70,7 @@ class JobMetrics:
     def iteration(self, attempt: PlannedAttempt, iteration: Iteration) -> None:
         """It has just been finished."""
         if iteration.training:
-            self._exporter.add("weft_job_samples_total", iteration.size, job=attempt.job)
+            self._exporter.add("weft_job_samples_total", attempt.progress.samples, job=attempt.job)
             if (seconds := attempt.progress.pace.newest_seconds) is not None:
                 self._exporter.observe("weft_iteration_seconds", seconds, job=attempt.job)
 

@@ -201,10 +201,10 @@ class StageTasks:
         self._tell_weight(iteration, measured)
 
     def _tell_weight(self, iteration: Iteration, measured: Measured) -> None:
-        """What the whole batch counts in a mean over several of them."""
+        """What the whole batch counts in a mean over several of them, and how many samples it is."""
         if self._weights.weighs:
-            total = self._weights.total(iteration)
-            self._device.after(lambda: measured.of(iteration.index).facts.update(weight=total))
+            total, samples = self._weights.total(iteration), self._weights.samples(iteration)
+            self._device.after(lambda: measured.of(iteration.index).facts.update(weight=total, samples=samples))
 
     def backward(self, iteration: Iteration, microbatch: int) -> None:
         with self._freezing.backward(microbatch):

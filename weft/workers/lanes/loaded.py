@@ -60,7 +60,7 @@ class LoadedPairs(Loaded):
     def load(self, batches: Batches, weights: Weights, iteration: Iteration, replica: int, microbatch: int) -> None:
         part = self._course.loaded_part(iteration, replica, microbatch)
         if part.size == 0:
-            weights.set(iteration, part, 0.0)
+            weights.set(iteration, part, 0.0, 0)
             return
         if not weights.weighs and is_taken_by_devices(
             self._replicas, replica, self._rings[Role.INPUT, replica]["shared"]
@@ -70,7 +70,7 @@ class LoadedPairs(Loaded):
         inputs, targets = (ring.slot(iteration.index, microbatch, part.size) for ring in rings)
         pair = batches.load(iteration, part, (inputs, targets))
         if weights.weighs:
-            weights.set(iteration, part, batches.weight(iteration, part, pair))
+            weights.set(iteration, part, batches.weight(iteration, part, pair), batches.count(iteration, part))
 
     def fetch(self, holder: Holder, iteration: Iteration, microbatch: int) -> None:
         part = self._course.part(iteration, holder.replica, microbatch)
@@ -117,14 +117,15 @@ class LoadedBatches(Loaded):
     def load(self, batches: Batches, weights: Weights, iteration: Iteration, replica: int, microbatch: int) -> None:
         part = self._course.loaded_part(iteration, replica, microbatch)
         if part.size == 0:
-            weights.set(iteration, part, 0.0)
+            weights.set(iteration, part, 0.0, 0)
             return
         if not weights.weighs and is_taken_by_devices(self._replicas, replica, self._shared_by(replica)):
             return
         tensors, skeleton = batches.batch(iteration, part)
         self._shared_by(replica).write(iteration.index, microbatch, tensors, skeleton)
         if weights.weighs:
-            weights.set(iteration, part, batches.weight(iteration, part, build(skeleton, tensors)))
+            weight = batches.weight(iteration, part, build(skeleton, tensors))
+            weights.set(iteration, part, weight, batches.count(iteration, part))
 
     def fetch(self, holder: Holder, iteration: Iteration, microbatch: int) -> None:
         part = self._course.part(iteration, holder.replica, microbatch)

@@ -26,6 +26,7 @@ from weft.workload.data.given_batches import (
     divided,
     num_samples,
     run_in,
+    samples_in,
 )
 from weft.workload.data.samples import batch_of, pair_of
 from weft.workload.data.source import DataSource, source_of
@@ -155,6 +156,14 @@ class Batches:
         if self._weight is None or not count:
             return count
         return weight_of(batch[1] if self._is_pair else batch, self._weight)
+
+    def count(self, iteration: Iteration, part: Part) -> int:
+        """How many samples a microbatch adds to its batch; of a ready one that has none, as many as the job says."""
+        source = self._source(iteration)
+        if not source.is_ready:
+            return source.count(run_of(self.order(iteration), iteration, part))
+        (tensors, _), run = self._whole(source, iteration, part)
+        return samples_in(tensors, run)
 
     def load(
         self, iteration: Iteration, part: Part, into: tuple[torch.Tensor, torch.Tensor] | None = None

@@ -170,6 +170,12 @@ def counted(tensors: Sequence[torch.Tensor], run: PlaceRun) -> int:
     return int(run.is_whole) if found is None else run.count(found)
 
 
+def samples_in(tensors: Sequence[torch.Tensor], run: PlaceRun) -> int:
+    """As many for whoever is told of samples. What cannot be divided has as many as the job says."""
+    found = num_samples(tensors)
+    return run.end - run.first if found is None else run.count(found)
+
+
 def divided(batch: Parts, run: PlaceRun, field: str) -> Parts:
     """What a ready batch has at a run of its places. Raises WorkloadError for one that cannot be divided."""
     tensors, skeleton = batch
