@@ -75,6 +75,26 @@ def test_a_job_whose_samples_come_late_is_bound_by_data() -> None:
     assert "prefetch" in found(lanes, stall("cpu-0/compute", "data", "LOAD(0,1)", "loader-0/load")).remedy
 
 
+def test_where_what_brings_samples_to_a_device_waits_for_the_loader_that_is_named() -> None:
+    lanes = {
+        "gpu-0/compute": {"forward": 1.0, "backward": 1.0, "stall_data": 98.0},
+        "gpu-0/fetch": {"transfer": 0.2, "stall_data": 99.8},
+        "loader-0/load": {"load": 99.0, "stall_slot": 1.0},
+    }
+    fetch = stall("gpu-0/compute", "data", "FETCH(0,0)", "gpu-0/fetch")
+    diagnosis = found(lanes, fetch, stall("gpu-0/fetch", "data", "LOAD(0,0)", "loader-0/load"))
+    assert diagnosis.sentence == (
+        "gpu-0 waits 98 % of its time for data, longest for FETCH(0,0) on gpu-0/fetch, which waits for LOAD(0,0) on "
+        "loader-0/load: samples come slower than they are trained on, and that lane works 99 % of its time."
+    )
+    assert diagnosis.alternatives == (("strategy.loaders=2",),)
+    assert "which waits for data on loader-0/load: samples" in found(lanes, fetch).sentence  # not one of the longest
+    lanes["gpu-0/fetch"] = {"transfer": 99.0, "stall_data": 1.0}
+    diagnosis = found(lanes, fetch, stall("gpu-0/fetch", "data", "LOAD(0,0)", "loader-0/load"))
+    assert "longest for FETCH(0,0) on gpu-0/fetch: samples" in diagnosis.sentence
+    assert diagnosis.remedy == "Bring less to the device, in fewer bytes."
+
+
 def test_uneven_stages_name_the_slow_one() -> None:
     lanes = {
         "cpu-0/compute": {"forward": 20.0, "backward": 39.0, "stall_gradient": 41.0},

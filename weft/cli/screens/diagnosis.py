@@ -34,6 +34,9 @@ UNEVEN: Final = 0.10  # a lane computes so much longer than the mean: then it is
 GAPS: Final = 0.25  # of the critical path: if so much of it is between tasks, their number costs; arbitrary
 SHORT: Final = 0.002  # seconds of a task: above it a wake-up (50 µs, more on shared cores) is small beside it
 EXPOSED: Final = 0.5  # of a wait: if so much of it is reducing and updating, these are what is waited for; arbitrary
+MOST: Final = (
+    0.5  # of the time of a lane that brings samples: if so much is waiting for them, they come late to it, too
+)
 
 _GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "data": ("stall_data",),
@@ -156,15 +159,25 @@ def _small_tasks(loss: _Loss, lanes: Lanes, times: Times) -> Diagnosis | None:
 
 
 def _data(loss: _Loss, lanes: Lanes, times: Times) -> Diagnosis:
-    on = loss.stall["on"] if loss.stall else ""
+    on, then = loss.stall["on"] if loss.stall else "", ""
+    if _waits_most(times.lanes.get(on, {})):  # what brings them to a device waits for a loader
+        behind = _worst({on: times.lanes[on]}, ("stall_data",), times.stalls).stall
+        loaders = [lane for lane in times.lanes if lane.endswith("/load")]
+        on = behind["on"] if behind else max(loaders, key=lambda lane: _busy_share(times.lanes[lane]), default="")
+        then = f", which waits for {behind['task'] if behind else 'data'} on {short(on)}" if on else ""
     source = times.lanes.get(on, {})
     busy = _busy_share(source)
     how = f", and that lane works {_percent(busy)} of its time" if source else ""
-    sentence = f"{loss.waits()}: samples come slower than they are trained on{how}."
+    sentence = f"{loss.waits()}{then}: samples come slower than they are trained on{how}."
     from_device = on.endswith("/fetch")
     setup = times.setup
     remedy = remedies.of_data(setup, from_device=from_device, source_is_busy=busy > 0.5) if setup else None
     return _found("data", sentence, remedy)
+
+
+def _waits_most(modes: Mapping[str, float]) -> bool:
+    """Whether the lane waits for data for most of its time."""
+    return modes.get("stall_data", 0.0) > MOST * sum(modes.values())
 
 
 def _pipeline(loss: _Loss, lanes: Lanes, times: Times) -> Diagnosis:
