@@ -61,7 +61,9 @@ def test_a_paused_job_frees_its_workers_and_memory_and_goes_on_with_the_same_bit
         assert (shown["state"], bool(shown["checkpoint"])) == ("paused", True)
         assert daemon.client.resume(job) == {"job": job, "created": False}
         check_is_undisturbed(daemon, job, spec)
-        assert daemon.client.show(job)["started_at"] == before["started_at"]
+        shown = daemon.client.show(job)
+        assert shown["started_at"] == before["started_at"]
+        assert (shown["time"]["attempt"], shown["time"]["began_after_step"]) == (2 + restarts, before["step"])
     assert "starts again" not in daemon.log_of(job)
 
 

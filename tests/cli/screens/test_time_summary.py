@@ -88,6 +88,15 @@ def page_of(shown: dict[str, Any]) -> list[str]:
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
+def test_times_of_a_later_attempt_are_not_told_as_those_of_the_job() -> None:
+    said = "All of this is of attempt 2, which began after step 81; what ran before is not in it."
+    later = SHOWN | {"time": TIME | {"attempt": 2, "began_after_step": 81}}
+    assert said in page_of(later)
+    assert (time_summary(later)["attempt"], time_summary(later)["began_after_step"]) == (2, 81)
+    first = SHOWN | {"time": TIME | {"attempt": 1, "began_after_step": 0}}
+    assert not any("attempt" in line for line in [*page_of(first), *page_of(SHOWN)])
+
+
 def test_lanes_and_stalls_stand_with_the_worst_first_and_those_beside_compute_last() -> None:
     summary = time_summary(SHOWN)
     assert [lane["lane"] for lane in summary["lanes"]] == ["cpu-0/compute", "cpu-1/compute", "loader-0/load"]

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from weft.cli.screens.time_summary import later_attempt
 from weft.client.console import PIPE_WIDTH, ended_sentence, metrics, reason_text
 from weft.plan.kinds import MODES
 from weft.quantities import duration, number, percent, size
@@ -100,7 +101,8 @@ def show_page(console: Console, shown: Message, now: float) -> None:
         for line in (*plan.get("verdicts", ()), *plan.get("notes", ())):
             console.print(plain_text(line))
     if shown["lanes"]:
-        console.print("\nwhere the time went")
+        attempt = later_attempt(shown.get("time") or {})
+        console.print("\nwhere the time went" + (f", of {attempt}" if attempt else ""))
         console.print(fitted(console, lanes_table(shown["lanes"])))
     if shown["error"]:
         console.print(plain_text(f"\n{shown['error']}"))

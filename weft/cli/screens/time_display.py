@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from weft.cli.screens.display import fits, make_table, plain_text
+from weft.cli.screens.time_summary import later_attempt
 from weft.plan.kinds import MODES
 from weft.quantities import duration, percent
 
@@ -25,6 +26,8 @@ def time_page(console: Console, summary: Mapping[str, Any]) -> None:
     if diagnosis := summary["diagnosis"]:
         _say(console, diagnosis["sentence"], style="bold")
         _say(console, diagnosis["remedy"])
+    if attempt := later_attempt(summary):
+        _say(console, f"All of this is of {attempt}; what ran before is not in it.")
     _begin(console, "Lanes: percent of each lane's wall time by what it did; residual is what no mode accounts for.")
     table = lanes_time_table(summary["lanes"])
     console.print(table if fits(console, table) else narrow_lanes_table(summary["lanes"]))

@@ -31,6 +31,8 @@ def time_summary(shown: Message) -> dict[str, Any]:
         **{key: shown.get(key) for key in ABOUT},
         "predicted_iteration_seconds": plan.get("predicted_iteration_seconds"),
         "limit_ratio": seconds / limit if seconds and limit else None,
+        "attempt": time.get("attempt"),
+        "began_after_step": time.get("began_after_step"),
         "nothing": None if lanes else why_nothing(shown),
         "diagnosis": _diagnosis(shown, lanes, time),
         "bubble_ratio": time.get("bubble_ratio"),
@@ -40,6 +42,12 @@ def time_summary(shown: Message) -> dict[str, Any]:
         "overlap": _overlap(shown.get("overlap") or {}),
         "critical_path": _critical_path(time.get("critical_path")),
     }
+
+
+def later_attempt(time: Mapping[str, Any]) -> str | None:
+    """Which the times are of, where that is not the job's first: one that was lost, paused or planned anew is over."""
+    number = time.get("attempt") or 1
+    return f"attempt {number}, which began after step {time['began_after_step']}" if number > 1 else None
 
 
 def why_nothing(shown: Message) -> str:

@@ -250,7 +250,8 @@ def _within(before: Message, after: Message) -> Message:
     }
     time = after.get("time") or {}
     stalls = _stalls_within((before.get("time") or {}).get("stalls") or (), time.get("stalls") or ())
-    told = {"lanes": lanes, "stalls": stalls, "critical_path": time.get("critical_path")}
+    kept = ("attempt", "began_after_step", "critical_path")
+    told = {"lanes": lanes, "stalls": stalls, **{name: time.get(name) for name in kept}}
     was = before.get("overlap") or {}
     overlap = {
         worker: {kind: _grown(was.get(worker, {}).get(kind, {}), seconds) for kind, seconds in kinds.items()}

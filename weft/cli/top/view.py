@@ -152,9 +152,14 @@ def _job_lines(job: Mapping[str, Any], width: int) -> list[RenderableType]:
     return [line] if job["nothing"] else [line, _cut(iteration_sentence(job))]
 
 
+def _beginning(job: Mapping[str, Any]) -> str:
+    number = job["attempt"] or 1
+    return f"attempt {number}" if number > 1 else "the job"
+
+
 def _lane_lines(job: Mapping[str, Any], width: int, num_rows: int, *, colour: bool) -> list[RenderableType]:
     window, lanes = job["window_seconds"], job["lanes"]
-    when = f"the last {duration(window)}" if window is not None else "since the job began"
+    when = f"the last {duration(window)}" if window is not None else f"since {_beginning(job)} began"
     name_cells, bar_cells = _cells(lanes, width)
     lines: list[RenderableType] = [plain_text(f"lanes, {when}{'works'.rjust(width - len(when) - 8)}", style="dim")]
     for lane in lanes[:num_rows]:

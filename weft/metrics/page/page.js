@@ -212,6 +212,7 @@ function showNotice(job) {
 const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
 
 function showFigures(job) {
+  for (const each of document.querySelectorAll(".since")) each.textContent = `since ${job.attempt > 1 ? `attempt ${job.attempt}` : "the job"} began`;
   const { iteration_seconds: iteration, limit_seconds: limit, time, progress, overlap } = job;
   const [hidden, exposed] = ["hidden", "exposed"].map((what) => Object.values(overlap ?? {}).flatMap((kinds) => Object.values(kinds))
     .reduce((sum, each) => sum + each[what], 0));

@@ -91,9 +91,11 @@ def _summary_of_plan(attempt: PlannedAttempt, strategy: Strategy, switching: Swi
 def _time_of(attempt: PlannedAttempt) -> dict[str, Any]:
     """Its time report so far."""
     tasks, workers, books = attempt.plan.graph.tasks, attempt.workers, attempt.books
-    return time_report(
+    report = time_report(
         books.account, books.waits, lambda task: str(tasks[task]), lambda task: lane_name(tasks[task].lane, workers)
     )
+    began = attempt.plan.itinerary.steps_done(attempt.begins)
+    return {"attempt": attempt.number, "began_after_step": began, **report}
 
 
 async def add_critical_path(run: Run, details: dict[str, Any]) -> None:
