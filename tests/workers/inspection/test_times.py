@@ -6,11 +6,16 @@ import itertools
 import mmap
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
 from weft.spec.job_spec import JobSpec
-from weft.workers.inspection import times
+from weft.workers.inspection import looked_at, times
+from weft.workload.data.batches import Batches
+from weft.workload.workload import Workload
 
 Work = Callable[[float], Callable[[], str]]
 QUICK = 0.001
@@ -135,3 +140,21 @@ def test_what_is_drawn_from_a_stream_or_takes_long_is_loaded_once(work: Work) ->
     for seconds, again in ((QUICK, False), (2 * times.LOADING_SECONDS, True)):
         loads = iter([work(seconds)])
         assert times.loaded(lambda loads=loads: next(loads)(), again=again) == ("done", pytest.approx(seconds))
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_what_loading_takes_is_for_the_samples_that_the_job_says(ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of the user's batches has three of them, a job's has six."""
+    rows = [list(range(3)), list(range(3, 11)), [11]]
+    numbers = torch.arange(12.0)[:, None]
+    data = [numbers[batch] for batch in rows] if ready else list(numbers)
+    how: dict[str, Any] = {"batch_size": None} if ready else {"batch_sampler": rows}
+    loader: DataLoader[Any] = DataLoader(data, shuffle=False if ready else None, **how)  # type: ignore[arg-type]
+    made = Workload(
+        torch.nn.Linear(1, 1),
+        loader,
+        step=lambda model, x: model(x).mean(),
+        optimizer=lambda p: torch.optim.SGD(p, 0.1),
+    )
+    monkeypatch.setattr(looked_at, "loaded", lambda load, again: (load(), 1.0))
+    assert looked_at.LookedAt.of(Batches(made, seed=0, batch_size=6), [6]).load_seconds == 2.0

@@ -398,6 +398,7 @@ def test_a_ready_batch_without_samples_in_common_is_whole_or_refused() -> None:
     assert len(made.batch(iteration, whole)[0]) == 2
     assert made.weight(iteration, whole, None) == 1
     assert made.count(iteration, whole) == 4  # as the job says
+    assert made.part_of_loaded(iteration, whole) == 1.0
     with pytest.raises(
         WorkloadError, match=r"tensors of shapes \(3,\), \(2,\), cannot be divided into microbatches: let"
     ):
@@ -500,3 +501,30 @@ def test_a_part_of_a_ready_batch_may_be_none_in_some_of_them() -> None:
 def test_a_collate_for_samples_does_not_go_with_ready_batches() -> None:
     with pytest.raises(WorkloadError, match=r"with batch_size = None the items of Workload\.train's DataLoader are b"):
         ready([ready_batch([1])], collate=tuple)
+
+
+class Told(Dataset[Any]):
+    """It notes what it is asked for."""
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self.batches, self.asked = batches, list[int]()
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, number: int) -> Any:
+        self.asked.append(number)
+        return self.batches[number]
+
+
+def test_what_a_batch_of_the_users_takes_to_load_is_told_as_for_the_places_that_a_job_says() -> None:
+    part = Part(0, 0, 2)
+    made = batches(Made([3, 5]))
+    assert made.part_of_loaded(iterations(made)[0], Part(0, 0, 4)) == 4 / 3
+    data = Told([ready_batch(range(6)), ready_batch(range(2))])
+    made = ready(data, shuffle=False)
+    first = iterations(made)[0]
+    for _ in range(2):
+        made.anew(lambda: made.batch(first, part))()
+    assert data.asked.count(0) == 2, "a part of the batch that is there takes no time"
+    assert made.part_of_loaded(first, part) == 2 / 6, "all of it is loaded for the first part"

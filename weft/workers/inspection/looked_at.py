@@ -33,7 +33,7 @@ class LookedAt:
     least: _Batch | None  # the smallest of the largest size, where its batches are not alike
     others: tuple[_Batch | None, _Batch | None]  # one more of the largest size, trained and held out, if there is one
     between: float  # how far the mean of these is from the smallest, as a part of the way to the largest
-    load_seconds: float  # of one
+    load_seconds: float  # of one that has as many samples as places
     varying_shapes: tuple[tuple[int, ...], ...]  # of one tensor, in batches of one size; none where all are alike
 
     @classmethod
@@ -41,10 +41,10 @@ class LookedAt:
         trained: dict[int, list[_Batch]] = {}
         load_seconds = 0.0
         for size in sizes:
-            load = partial(batches.batch, *first_batch(size, training=size <= batches.num_train))
-            first, seconds = loaded(load, again=not batches.streams)
+            iteration, part = first_batch(size, training=size <= batches.num_train)
+            first, seconds = loaded(batches.anew(partial(batches.batch, iteration, part)), again=not batches.streams)
             trained[size] = [first]
-            load_seconds += seconds / len(sizes)
+            load_seconds += seconds * batches.part_of_loaded(iteration, part) / len(sizes)
         held_out = {
             size: [batches.batch(*first_batch(size, training=False))]
             for size in sizes

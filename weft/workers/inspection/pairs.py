@@ -33,9 +33,9 @@ def inspect_pairs(
     samples: dict[int, Pair] = {}
     load_seconds = 0.0
     for size in sizes:
-        load = partial(batches.load, *first_batch(size, training=size <= batches.num_train))
-        samples[size], seconds = loaded(load, again=not batches.streams)
-        load_seconds += seconds / len(sizes)
+        iteration, part = first_batch(size, training=size <= batches.num_train)
+        samples[size], seconds = loaded(batches.anew(partial(batches.load, iteration, part)), again=not batches.streams)
+        load_seconds += seconds * batches.part_of_loaded(iteration, part) / len(sizes)
     held_out = _held_out(batches, samples)
     others = OtherGenerators()
     others.seed(spec.job.seed)

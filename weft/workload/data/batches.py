@@ -7,7 +7,8 @@ makes the batches it is an order of their places (`given_batches.py`).
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
 
 import torch
 from torch.utils.data import TensorDataset
@@ -34,6 +35,8 @@ from weft.workload.data.stream import ItemStream
 from weft.workload.data.tree import Skeleton, build, difference, flatten
 from weft.workload.randomness import seed_loading
 from weft.workload.workload import Workload, WorkloadError, kind_of, weight_of
+
+_Loaded = TypeVar("_Loaded")
 
 
 class Batches:
@@ -164,6 +167,25 @@ class Batches:
             return source.count(run_of(self.order(iteration), iteration, part))
         (tensors, _), run = self._whole(source, iteration, part)
         return samples_in(tensors, run)
+
+    def part_of_loaded(self, iteration: Iteration, part: Part) -> float:
+        """Its places over the samples that are loaded for it: of a batch that is ready all, of others its own. So it is
+        1 where the job makes the batches; what the user's take times this is what one takes that has average ones."""
+        source = self._source(iteration)
+        if not source.is_ready:
+            return part.size / max(1, self.count(iteration, part))
+        (tensors, _), _ = self._whole(source, iteration, part)
+        return part.size / (num_samples(tensors) or source.places)
+
+    def anew(self, load: Callable[[], _Loaded]) -> Callable[[], _Loaded]:
+        """load, and not a part of the batch that was loaded last, where that can be loaded twice."""
+
+        def loading() -> _Loaded:
+            if not self.streams:
+                self._ready.clear()
+            return load()
+
+        return loading
 
     def load(
         self, iteration: Iteration, part: Part, into: tuple[torch.Tensor, torch.Tensor] | None = None
