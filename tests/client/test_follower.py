@@ -88,6 +88,10 @@ def test_a_follower_on_a_terminal_draws_a_bar() -> None:
     assert "step 240/480" in terminal.getvalue()
     assert bar_text(PROGRESS, 120 - len("step 120/480") - MIN_BAR_CELLS - 2) in terminal.getvalue()
     assert "validation" not in terminal.getvalue()
+    last = terminal.getvalue().rpartition("step ")[2]
+    assert last.startswith("480/480")
+    assert "loss 0.25" in last
+    assert "ETA" not in last, "the job is over"
 
 
 @pytest.mark.usefixtures("_on_a_terminal")
@@ -159,11 +163,12 @@ def test_a_follower_in_a_notebook_writes_one_line_over_with_the_log_above_it() -
         {"progress": PROGRESS | {"step": 240}},
         {"log": "epoch 3\n", "offset": 14},
         {"notice": "a notice"},
-        {"progress": PROGRESS | {"step": 480}},
+        {"progress": PROGRESS | {"step": 470}},
     ]
     assert follow(events(*shown), notebook, notebook) == RESULT
     lines = [line.split("\r")[-1] for line in notebook.getvalue().split("\n")]
     assert (lines[0], lines[1], lines[2], lines[4]) == ("hello", "epoch 3", "weft: a notice", "")
-    assert lines[3].startswith("step 480/480 ━━━━━━━━━━━━━━━━━━━━━━━━ ETA 1 min 15 s  loss 0.4312")
+    assert lines[3] == "step 480/480 ━━━━━━━━━━━━━━━━━━━━━━━━ loss 0.25"
+    assert "step 470/480 ━━━━━━━━━━━━━━━━━━━━━━━━ ETA 1 min 15 s  loss 0.4312" in notebook.getvalue()
     assert "step 240/480 ━━━━━━━━━━━━             ETA" in notebook.getvalue()
     assert all(len(part) <= NOTEBOOK_CELLS for part in notebook.getvalue().replace("\n", "\r").split("\r"))

@@ -45,6 +45,7 @@ def follow(events: Iterable[Message], log: TextIO, progress: TextIO | None = Non
                 view.advance(event["progress"] | {"validation": None if validation == before else validation})
             elif "result" in event:
                 result = event["result"]
+                view.end(result)
     lines = (result.get("error") or "").rstrip().splitlines()
     return result | {"error_told": True} if lines and lines[-1][-MAX_PARTIAL_CHARS // 2 :] in told_last else result
 
@@ -79,11 +80,15 @@ class _Lines:
     def advance(self, progress: Message) -> None:
         print(progress_line(progress), file=self._progress, flush=True)
 
+    def end(self, result: Message) -> None:
+        """What stays of it is of the job's end, and not of a second before."""
+
 
 class _OneLine(_Lines):
     """A line that is written over with each interval: a notebook keeps everything else. The log is above it."""
 
     _cells = 0  # of the line as it stands
+    _steps = 0  # of the job
 
     def __exit__(self, *_: object) -> None:
         if self._cells:
@@ -98,10 +103,17 @@ class _OneLine(_Lines):
         super().note(text)
 
     def advance(self, progress: Message) -> None:
-        step = f"step {progress['step']}/{progress['steps']}"
-        done = round(BAR_CELLS * progress["step"] / max(1, progress["steps"]))
-        bar = "━" * done + " " * (BAR_CELLS - done)
-        self._over(f"{step} {bar} {bar_text(progress, NOTEBOOK_CELLS - len(step) - BAR_CELLS - 2)}")
+        self._steps = progress["steps"]
+        bar = self._bar(progress["step"])
+        self._over(f"{bar} {bar_text(progress, NOTEBOOK_CELLS - len(bar) - 1)}")
+
+    def end(self, result: Message) -> None:
+        if self._steps and result.get("steps") is not None:
+            self._over(f"{self._bar(result['steps'])} loss {number(result['loss'])}")
+
+    def _bar(self, step: int) -> str:
+        done = round(BAR_CELLS * step / max(1, self._steps))
+        return f"step {step}/{self._steps} {'━' * done}{' ' * (BAR_CELLS - done)}"
 
     def _over(self, text: str) -> None:
         """Writes text in the line's place, and leaves the cursor behind it; at its begin where that is empty."""
@@ -158,6 +170,10 @@ class _Bar:
             self._bar.console.print(f"validation {metrics(progress['validation'])}")
         cells = self._bar.console.width - len(f"step {progress['step']}/{progress['steps']}") - MIN_BAR_CELLS - 2
         self._bar.update(self._task, completed=progress["step"], text=bar_text(progress, cells), refresh=True)
+
+    def end(self, result: Message) -> None:
+        if self._task is not None and result.get("steps") is not None:
+            self._bar.update(self._task, completed=result["steps"], text=f"loss {number(result['loss'])}", refresh=True)
 
 
 def bar_text(progress: Message, cells: int) -> str:
