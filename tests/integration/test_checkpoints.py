@@ -196,6 +196,7 @@ def test_a_cancelled_job_leaves_what_it_had_come_to_and_is_resumed(daemon: Any) 
 def test_a_discarded_job_leaves_nothing(daemon: Any) -> None:
     with held_behind_a_snapshot(daemon, PIPELINE) as (job, _, _):
         assert daemon.client.cancel(job, discard=True) == "cancelled"
+    assert " cancelled\n" in daemon.log_of(job), "the reason is the state, and told once"
     assert checkpoints(Path(daemon.client.show(job)["run_dir"])) == []
     with pytest.raises(RequestRefused, match=f"no checkpoint; run it from the beginning with `weft restart {job}`"):
         daemon.client.resume(job)

@@ -338,7 +338,7 @@ class Driver:
         if state is JobState.PLANNING and run.started_at is None:
             run.started_at = changes["started_at"] = now
             self._exporter.observe("weft_queue_wait_seconds", max(0.0, now - run.submitted_at))
-        run.files.log(f"{state}" + (f" ({command.reason})" if command.reason else ""))
+        run.files.log(f"{state}" + (f" ({command.reason})" if command.reason not in (None, "", state) else ""))
         if command.message and state is not JobState.CANCELLED:
             run.files.log(command.message)
         if state is JobState.RUNNING:
