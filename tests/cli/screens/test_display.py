@@ -92,12 +92,20 @@ def test_where_a_terminal_is_too_narrow_for_the_lanes_no_word_of_them_is_cut(wid
     }
     console = Console(file=io.StringIO(), width=width, force_terminal=True, no_color=True, soft_wrap=True)
     with console.capture() as capture:
-        result_page(console, RESULT, lanes)
+        result_page(console, RESULT, {"lanes": lanes, "time": {"attempt": 1, "began_after_step": 0}})
     lines = re.sub(r"\x1b\[[0-9;]*m", "", capture.get()).splitlines()
     assert max(map(len, lines)) <= width
     told = " ".join(" ".join(lines).split())
     assert "cpu-0/compute forward 25.0 %, backward 50.0 %, stall activation 25.0 %, stall dispatch 0.0 %" in told
     assert "cpu-0/update update 20.0 %, stall gradient 60.0 %, stall slot 20.0 %, made up 0.0 %" in told
+
+
+def test_the_end_of_a_run_says_where_its_lanes_are_not_of_all_the_job() -> None:
+    stream = io.StringIO()
+    time = {"attempt": 3, "began_after_step": 120}
+    result_page(make_console(stream), RESULT, {"lanes": {"cpu-0/compute": {"forward": 1.0}}, "time": time})
+    said = "where the time went, of attempt 3, which began after step 120"
+    assert said in [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
 def test_a_lane_without_any_time_is_all_zero() -> None:
@@ -165,7 +173,7 @@ def test_show_of_a_job_that_has_not_been_planned_is_short() -> None:
 
 def test_the_end_of_a_run_tells_state_metrics_lanes_and_files() -> None:
     stream = io.StringIO()
-    result_page(make_console(stream), RESULT | {"error": "a sentence"}, {"cpu-0/compute": {"forward": 1.0}})
+    result_page(make_console(stream), RESULT | {"error": "a sentence"}, {"lanes": {"cpu-0/compute": {"forward": 1.0}}})
     text = stream.getvalue()
     for part in ("digits-1 completed after 12.0 s", "a sentence", "accuracy 0.98, loss 0.07", "cpu-0/compute", "/runs"):
         assert part in text

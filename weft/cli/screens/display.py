@@ -100,22 +100,30 @@ def show_page(console: Console, shown: Message, now: float) -> None:
             console.print(plain_text(f"updates: {plan['updates']}"))
         for line in (*plan.get("verdicts", ()), *plan.get("notes", ())):
             console.print(plain_text(line))
-    if shown["lanes"]:
-        attempt = later_attempt(shown.get("time") or {})
-        console.print("\nwhere the time went" + (f", of {attempt}" if attempt else ""))
-        console.print(fitted(console, lanes_table(shown["lanes"])))
+    _lanes_part(console, shown, "\nwhere the time went")
     if shown["error"]:
         console.print(plain_text(f"\n{shown['error']}"))
 
 
-def result_page(console: Console, result: Message, lanes: Mapping[str, Mapping[str, float]]) -> None:
-    """The end of `weft run`: state, validation metrics, where the time went, and the files."""
+def result_page(console: Console, result: Message, shown: Message) -> None:
+    """The end of `weft run`: state, validation metrics, where the time went, and the files. shown: of the job, empty
+    where nobody has asked."""
     console.print(plain_text(ended_sentence(result)))
     if result.get("error") and not result.get("error_told"):
         console.print(plain_text(result["error"]))
-    if lanes:
-        console.print(fitted(console, lanes_table(lanes)))
+    _lanes_part(console, shown, "")
     console.print(_facts(_outcome(result)))
+
+
+def _lanes_part(console: Console, shown: Message, title: str) -> None:
+    """Where the time went, if any did. title: unset, one stands there only where it is not the time of all the job."""
+    if not shown.get("lanes"):
+        return
+    if attempt := later_attempt(shown.get("time") or {}):
+        title = f"{title or 'where the time went'}, of {attempt}"
+    if title:
+        console.print(title)
+    console.print(fitted(console, lanes_table(shown["lanes"])))
 
 
 _WHY_NOT_AGREED = (

@@ -62,7 +62,7 @@ def run(
         compiled = load_settings({}, os.environ, None).compiled_path
         result = run_reference(job_spec, threads=threads or 1, runs_dir=runs_dir or Path("runs"), compiled=compiled)
         result |= {"error_told": True}  # on stderr
-        lanes: Message = {}
+        shown: Message = {}
     else:
         from weft.client.embedded import Daemon
         from weft.client.foreground import run_in_foreground
@@ -80,8 +80,7 @@ def run(
         )
         with termination_raises(), daemon as client:
             result, shown = run_in_foreground(client, job_spec)
-        lanes = shown["lanes"] or {}
-    finish(result, lanes, json, sys.stdout)
+    finish(result, shown, json, sys.stdout)
 
 
 def _enough(strategy: Strategy, threads: int | None, stand_ins: int | None) -> int | None:
@@ -131,7 +130,7 @@ def follow_job(client: Client, job: str, log: TextIO) -> Message:
         leave(of_interrupt(interrupt), f"detached; the job goes on. Follow it again with: weft logs -f {job}")
 
 
-def finish(result: Message, lanes: Message, json: bool, stream: TextIO) -> NoReturn:
+def finish(result: Message, shown: Message, json: bool, stream: TextIO) -> NoReturn:
     """Prints the result, JSON always on stdout, and exits with the job's code."""
     if json:
         print(result_json(result))
@@ -139,5 +138,5 @@ def finish(result: Message, lanes: Message, json: bool, stream: TextIO) -> NoRet
         from weft.cli.screens.display import result_page
         from weft.client.console import make_console
 
-        result_page(make_console(stream), result, lanes)
+        result_page(make_console(stream), result, shown)
     leave(of_result(result))
