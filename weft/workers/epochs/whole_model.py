@@ -50,8 +50,8 @@ class WholeModel:
         on_host: the model is another device's, and is shown in host memory."""
         self._model, self._on_host = weakref.ref(workload.model), on_host
         others = [stage for stage in view.first_stages if stage not in own]
-        self._own = {name for stage in own for name in stage.state} - {name for each in others for name in each.state}
         self._own_state = {name for stage in own for name in stage.state}
+        self._own = self._own_state - {name for each in others for name in each.state}
         self._trained_elsewhere: dict[str, bool] = {}  # of parameters that others have, their `requires_grad`
         self._counted_elsewhere = {name for each in others for name in each.counts}
         self._elsewhere: list[weakref.ref[nn.Module]] = []  # units that others train and evaluate
