@@ -49,8 +49,9 @@ class Weighs:
         self.weighs = weighs
         self.weighed: list[float] = []
 
-    def set(self, iteration: Iteration, part: Part, weight: float) -> None:
+    def set(self, iteration: Iteration, part: Part, weight: float, samples: int) -> None:
         self.weighed.append(weight)
+        assert samples == part.size
 
 
 @pytest.mark.parametrize("resident", [False, True])

@@ -132,12 +132,15 @@ class StageTasks:
 
     def _publish_behind(self, iteration: Iteration, microbatch: int) -> None:
         """Other replicas validate with what training has left, and what a lone one's validation leaves is saved. Behind
-        the first one too: what cannot be saved ends the job there, not behind its last."""
+        a job's first one too: what cannot be saved ends it there, not behind its last."""
         if self._publish is None or microbatch < self._course.microbatches[self._replica] - 1:
             return
         is_alone = len(self._course.microbatches) == 1
-        is_first = iteration.index == self._course.begins
-        if is_first or self._course.ends_training(iteration) or (is_alone and self._course.may_be_last(iteration)):
+        if (
+            iteration.index == 0
+            or self._course.ends_training(iteration)
+            or (is_alone and self._course.may_be_last(iteration))
+        ):
             self._publish()
 
     def _run(self, iteration: Iteration, microbatch: int, part: Part, measured: Measured) -> None:
