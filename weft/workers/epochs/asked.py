@@ -22,7 +22,6 @@ from weft.workers.snapshots.saved import Saved
 from weft.workload.code.beside_model import modules_beside
 from weft.workload.code.places import Variables, place_of
 from weft.workload.code.variables import VariableSearch, variables_of
-from weft.workload.optimizer import made_optimizers
 from weft.workload.workload import EpochFunction, Workload
 
 
@@ -60,9 +59,9 @@ class Asked:
             take(message, self.updating)
         take_options(message["options"])
 
-    def have_optimizer(self, workload: Workload, course: Course) -> None:
-        """Once all that update here have theirs. workload: as its model was built, but for memory."""
-        if self.is_here and self.function is not None and not made_optimizers():
+    def have_optimizer(self, workload: Workload, course: Course, *, updates: bool) -> None:
+        """workload: as its model was built, but for memory. updates: anything here has one."""
+        if self.is_here and self.function is not None and not updates:
             self.optimizer = IdleOptimizer(workload, course)
 
     def go_on(self, saved: Saved | None) -> None:

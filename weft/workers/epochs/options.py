@@ -41,9 +41,11 @@ class OptionChanges:
 
 
 def take_options(told: Sequence[tuple[int, str, Any]]) -> None:
-    """In every optimizer of this process."""
+    """In every optimizer of this process; what an inspection has made there may be some, too."""
     for optimizer in made_optimizers() if told else ():
         for number, key, written in told:
+            if number >= len(optimizer.param_groups):
+                continue
             group = optimizer.param_groups[number]
             value = RestoredValues(BuiltObjects()).restored(written, None, ("", ""))
             if isinstance(group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):

@@ -257,6 +257,10 @@ class BucketUpdates:
             if updates is not None:
                 updates.rewind()
 
+    @property
+    def has_optimizer(self) -> bool:
+        return any(updates is not None for updates in [*self._of_owners.values(), *self._of_devices.values()])
+
     def read_options(self) -> None:
         """Takes over what somebody has changed in the groups of the user's optimizer."""
         for updates in [*self._of_owners.values(), *self._of_devices.values()]:

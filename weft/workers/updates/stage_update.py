@@ -59,6 +59,10 @@ class StageUpdate:
         self._digests = digests
         self._publish = publish
 
+    @property
+    def has_optimizer(self) -> bool:
+        return self._optimizer is not None
+
     def trained(self) -> set[int]:
         """The ids of the parameters that it updates."""
         groups = [] if self._optimizer is None else self._optimizer.param_groups
