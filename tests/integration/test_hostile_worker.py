@@ -208,7 +208,7 @@ def test_a_child_that_a_step_has_forked_ends_where_it_returns(
                 open(f"FOLDER/{os.getpid()}", "x").close()
         if calls == -1:"""
     source = LINE.replace("if calls == gate_at:", forks.replace("FOLDER", str(tmp_path)))
-    ends = [besieged.run(besieged.spec(source, strategy=strategy, epochs=20, args={"gate_at": at})) for at in (0, 12)]
+    ends = [besieged.run(besieged.spec(source, strategy=strategy, epochs=40, args={"gate_at": at})) for at in (0, 60)]
     assert [end["state"] for end in ends] == ["completed", "completed"], ends
     ours, theirs = (load_file(end["model"]) for end in ends)
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []

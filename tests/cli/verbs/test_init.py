@@ -105,7 +105,7 @@ def test_a_file_that_is_there_is_written_over_only_by_force(home: Path) -> None:
     ("arguments", "code", "sentence"),
     [
         (["jobs/train.py:fails"], 1, "weft: ValueError: no data here"),
-        (["jobs/train.py:gone"], 2, "has no 'gone'; it defines: workload, fails, ends"),
+        (["jobs/train.py:gone"], 2, "has no 'gone'; it defines: workload, fails, waits, ends"),
         (["jobs/train.py:ends"], 1, "the process that called ends died (exit code 3)"),
         (["jobs/train.py", "--arg", "slop=1"], 2, "job.args: got an unexpected keyword argument 'slop'"),
         (["jobs/train.py", "--arg", "slope"], 2, "--arg 'slope': write NAME=VALUE"),
