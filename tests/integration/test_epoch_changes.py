@@ -139,10 +139,10 @@ def workload(kind, dies_in="", alone=True):
             block.heat *= 0.9 - 0.1 * number
             block.ways["gain"] += 0.1 * number
             block.shift.add_(0.1)
-            block.cap *= 0.9
+            block.cap.data.mul_(0.9)
             block.scale.mul_(1.1)
             if values["epoch"] % 3:
-                block.layer.bias.add_(0.01)
+                block.layer.bias.data.add_(0.01)
         if kind == "a class":
             model.slope *= 1.1
         WAYS["weight"] *= 0.5 + WAYS.pop("best", 0.4)

@@ -76,7 +76,7 @@ class ToldChanges:
             raise WorkloadError(
                 f"Workload.on_epoch has changed {len(data) / 2**20:.3g} MiB of what other processes have for "
                 f"themselves, most of it in {max((len(packed(each)), name) for name, each in told)[1]:.80}, and they "
-                f"are told {MAX_BYTES >> 20} MiB at most; keep in parameters that nobody trains what is larger"
+                f"are told {MAX_BYTES >> 20} MiB at most; change less there, or use one worker (strategy.stages = 1)"
             )
         return data
 

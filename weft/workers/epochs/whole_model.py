@@ -23,6 +23,7 @@ from weft.workers.epochs.options import OptionChanges
 from weft.workers.epochs.read_elsewhere import ReadElsewhere, weak
 from weft.workers.snapshots.attributes import Attributes, Modes
 from weft.workers.snapshots.first_reads import asking
+from weft.workers.snapshots.remembered import MAX_BYTES
 from weft.workload.code.functions import found_from
 from weft.workload.code.variables import hooks_of
 from weft.workload.cutting.names import slots_of
@@ -222,25 +223,29 @@ class _Shown:
     data: torch.Tensor | None = None  # that a parameter had
     version: int = 0
     address: int = 0
+    values: torch.Tensor | None = None  # of a small one that is told: who writes by `.data` leaves its version as it is
 
     def begin(self) -> None:
         if isinstance(self.before, nn.Parameter) and not isinstance(self.now, nn.Parameter):
             self.data, self.before.data, self.now = self.before.data, self.now, self.before
         self.slots[self.key] = self.now
         self.version, self.address = self.now._version, self.now.data_ptr()
+        if self.is_told and not self.may_change and self.now.nbytes <= MAX_BYTES:
+            self.values = self.now.detach().clone()
 
     def has_changed(self) -> bool:
         there = self.slots.get(self.key)
         if there is not self.now or there.data_ptr() != self.address:
             return True
-        return not self.may_change and there._version != self.version
+        is_other = self.values is not None and not torch.equal(self.values, there.detach())
+        return not self.may_change and (is_other or there._version != self.version)
 
     def tell(self, found: ToldChanges) -> list[str]:
         """Its name, where nobody can be told."""
         there = self.slots.get(self.key)
-        if not self.is_told or there is None or (there.shape, there.dtype) != (self.now.shape, self.now.dtype):
+        if not self.is_told or not _tell(there, self.name, self.now, found):
             return [self.name]
-        found.state[self.name] = value = there.detach().clone()
+        value = found.state[self.name]
         if there is not self.now:
             self.now.detach().copy_(value)
         if not isinstance(self.before, Placeholder) and self.before is not self.now:
@@ -263,28 +268,38 @@ class _Own:
     home: torch.Tensor
     may_change: bool
     before: tuple[int, int] = (0, 0)
+    values: torch.Tensor | None = None  # as of _Shown
 
     def begin(self) -> None:
         self.before = self._now()
+        there = self.slots.get(self.key)
+        if there is not None and not self.may_change and there.nbytes <= MAX_BYTES:
+            self.values = there.detach().clone()
 
     def has_changed(self) -> bool:
-        return not self.may_change and self._now() != self.before
+        there = self.slots.get(self.key)
+        is_other = self.values is not None and there is not None and not torch.equal(self.values, there.detach())
+        return not self.may_change and (is_other or self._now() != self.before)
 
     def tell(self, found: ToldChanges) -> list[str]:
         """As of _Shown."""
-        there = self.slots.get(self.key)
-        if there is None or (there.shape, there.dtype) != (self.home.shape, self.home.dtype):
-            return [self.name]
-        found.state[self.name] = there.detach().clone()
-        return []
+        return [] if _tell(self.slots.get(self.key), self.name, self.home, found) else [self.name]
 
     def end(self) -> None:
         there = self.slots.get(self.key)
-        if there is not None and self._now() != self.before and there.shape == self.home.shape:
+        if there is not None and there.shape == self.home.shape:
             self.home.copy_(there.detach())
 
     def _now(self) -> tuple[int, int]:
         return id(there := self.slots.get(self.key)), 0 if there is None else there._version
+
+
+def _tell(there: torch.Tensor | None, name: str, like: torch.Tensor, found: ToldChanges) -> bool:
+    """Whether it can be: all others have one like it."""
+    if there is None or (there.shape, there.dtype) != (like.shape, like.dtype):
+        return False
+    found.state[name] = there.detach().clone()
+    return True
 
 
 def _places(model: nn.Module, which: int) -> Iterator[tuple[dict[str, Any], str, str]]:
