@@ -222,3 +222,27 @@ def test_where_backwards_are_split_it_says_in_which_part(daemon: Any, forward: s
     result = daemon.run(daemon.spec(source, batch_size=BATCH, epochs=20, seed=SEED, strategy=strategy))
     assert result["state"] == "failed"
     assert told in result["error"], result["error"]
+
+
+@pytest.mark.slow(seconds=4)
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {},
+        {"stages": 2, "split": [2], "microbatches": 2},
+        {"stages": 2, "split": [2], "microbatches": 2, "schedule": "zero-bubble", "threads": 1},
+        {"replicas": 2, "clip_norm": 0.1},
+        {"preset": "zero-offload"},
+        {"preset": "parameter-server", "replicas": 2},
+    ],
+    ids=lambda strategy: strategy.get("preset", strategy.get("schedule", str(len(strategy)))),
+)
+def test_the_steps_before_an_error_are_told(machine: Any, strategy: Mapping[str, Any]) -> None:
+    """A lane reported twice a second, and a quick job that failed had no line of its steps at all."""
+    source = source_of(CASES["a loss that is nan"][0])
+    result = machine.run(machine.spec(source, batch_size=BATCH, epochs=20, seed=SEED, strategy=strategy))
+    assert "loss is nan at step 5" in result["error"]
+    steps = [line["step"] for line in _REAL["metrics_rows"](result["run_dir"])]
+    ahead = strategy.get("preset") == "parameter-server"  # a stale replica may be in the next one by then
+    assert steps in ([1, 2, 3, 4, 5], [1, 2, 3, 4][: 4 * ahead])
+    assert machine.client.jobs()[0]["step"] == steps[-1]

@@ -382,6 +382,34 @@ def test_reports_that_would_come_one_behind_the_other_are_one(monkeypatch: pytes
         assert [report["count"] for report in stand.count(100)] == [50, 50]
 
 
+@pytest.mark.parametrize("device", RUN_WHERE_THEY_ARE_LAUNCHED, indirect=True)
+@pytest.mark.parametrize("how", ["raises", "is aborted", "is told to end"])
+def test_however_a_lane_ends_it_reports_what_was_over(stand: Stand, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    monkeypatch.setattr(lane, "REPORT_SECONDS", 3600.0)
+    waits, reached = stand.tell_waits(), threading.Event()
+    ends = threading.Event()
+
+    def run(iteration: Iteration) -> None:
+        reached.set()
+        if how == "raises":
+            raise KeyError("lost")
+        assert ends.wait(SOON)
+
+    awaited = ((ELSEWHERE, 0, "gradient"),) if how == "is aborted" else ()
+    stand.begin(stand.operation(1), stand.operation(2, waits=awaited, run=run))
+    stand.inbox.put([(0, [1] * 3 + [2] + [1] * 16)])
+    if how == "is aborted":
+        assert waits.get(timeout=SOON) == (ELSEWHERE, 0)
+        stand.attempt.board.abort()
+    else:
+        assert reached.wait(SOON)
+        stand.inbox.put(None)
+        ends.set()
+    stand.join()
+    assert sum(report["count"] for report in stand.count(1)) == (4 if how == "is told to end" else 3)
+    assert stand.reports.empty()
+
+
 def test_a_report_that_is_owed_comes_before_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon may send the task that is waited for on that alone."""
     monkeypatch.setattr(lane, "REPORT_SECONDS", 3600.0)

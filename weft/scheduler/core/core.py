@@ -141,19 +141,32 @@ class Core(Starting):
 
     def _tasks_finished(self, event: events.TasksFinished) -> list[Command]:
         job = self.jobs.get(event.job)
-        if job is None or job.attempt != event.attempt or job.phase is not Phase.RUNNING:
+        if job is None or job.attempt != event.attempt:
+            return []
+        is_last = job.phase is Phase.RELEASING and job.outcome is not None and job.outcome.is_end
+        if job.phase is not Phase.RUNNING and not is_last:
             return []
         lane = job.lanes[event.worker, event.lane]
         before = lane.done
         lane.finished, lane.heard = lane.finished + event.count, self._now
         if lane.finished > lane.sent:
             raise IllegalMove(self._story(job, f"{lane} finished more than it was sent"))
+        if is_last:
+            return self._last_iterations(job)
         commands = dispatch.lane_finished(job, lane)
         if lane.done > before == job.iterations_done:
             job.num_behind -= 1
             if not job.num_behind:
                 commands += self._iterations_finished(job)
         return commands
+
+    @staticmethod
+    def _last_iterations(job: Job) -> list[Command]:
+        """Of a job that ends before its work does: what was over in all lanes when they let go."""
+        before, done = job.iterations_done, min(lane.done for lane in job.lanes.values())
+        job.iterations_done = done
+        stands = done if job.replay is None else min(done, job.replay.iteration)
+        return [events.RecordIteration(job.name, job.attempt, iteration) for iteration in range(before, stands)]
 
     def _iterations_finished(self, job: Job) -> list[Command]:
         """By all lanes."""

@@ -193,6 +193,10 @@ class Board:
         """In a child that the job's code has forked: where that comes back to a lane, it ends."""
         self.words = _Nowhere()  # type: ignore[assignment]
 
+    @property
+    def stranded(self) -> bool:
+        return isinstance(self.words, _Nowhere)
+
     def abort(self) -> None:
         """Ends every wait on this board, now and later, with Aborted."""
         self.words[EPOCH] = ABORTED

@@ -65,6 +65,11 @@ class Account:
         now = time.monotonic_ns()
         self.asks_ns, self.due_ns = now + LEAST_REPORT_NS, self._next_due(now)
 
+    def report_rest(self, done: int) -> None:
+        """Where more are over than were told of."""
+        if done > self._reported:
+            self.report(done)
+
     def _next_due(self, now: int) -> int:
         """The same moment in all workers, so that the daemon wakes once for all lanes."""
         return (now // self._every + 1) * self._every

@@ -54,7 +54,11 @@ class HostLane(LaneLoop):
         if runs:
             self._account.row(operation.mode, operation.task, index, -1, time.monotonic_ns())
         if not self._inbox.empty():  # what the last report was answered with, or this one asks for it again
-            self._queue.take(self._inbox)
+            try:
+                self._queue.take(self._inbox)
+            except BaseException:  # the lane ends, and the task is over
+                self._queue.done += 1
+                raise
         self._over(self._account.stamp)
 
     def _report(self) -> None:

@@ -6,7 +6,7 @@
 
 The lane reports in batches: when most of what it was sent is over or all of it (the daemon must send more), and
 otherwise every REPORT_SECONDS, so that a fast job does not spend its cores on messages. Where each iteration is copied,
-also behind each.
+also behind each. However it ends, it reports what was over.
 """
 
 from __future__ import annotations
@@ -84,6 +84,13 @@ class LaneLoop(ABC):
 
     def run(self, inbox: Inbox) -> None:
         """Runs what the inbox brings, until it brings None or the attempt is aborted. Raises what user code raises."""
+        try:
+            self._run_all(inbox)
+        finally:
+            if not self._board.stranded:  # its parent reports
+                self._account.report_rest(self._queue.done)
+
+    def _run_all(self, inbox: Inbox) -> None:
         queue, run_task = self._queue, self._run_task if self._reach is None else self._run_reached
         tasks, arrivals = queue.tasks, self._arrivals
         self._inbox = inbox

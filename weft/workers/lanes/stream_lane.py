@@ -74,15 +74,15 @@ class StreamLane(LaneLoop):
             if operation.is_milestone:
                 attempt.milestones[task] = self.post_milestone
 
-    def run(self, inbox: Inbox) -> None:
+    def _run_all(self, inbox: Inbox) -> None:
         """And until all that was launched is over."""
         if self._device.finishes_at_once:
-            super().run(inbox)
+            super()._run_all(inbox)
             return
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{self._name}-finisher") as pool:
             finishing = pool.submit(self._finish_all, inbox)
             try:
-                super().run(inbox)
+                super()._run_all(inbox)
             finally:
                 self._entries.put(None)
         finishing.result()  # raises what it has raised: a kernel that failed, a loss that is nan
