@@ -174,6 +174,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "offloaded": {"preset": "zero-offload"},
     "clipped stages": {"stages": 2, "clip_norm": 0.5},
 }
+LAYERS_IN_TURN: dict[str, Any] = {"preset": "stronghold"}  # whose stages have a workload each
 
 
 REPLICATED: dict[str, dict[str, Any]] = {
@@ -344,12 +345,14 @@ def workload(kind, dies):
 """
 
 
-@pytest.mark.pairs(2, kind=("steps", "epochs", "plateau"), on=("two stages", "offloaded"), dies=(False, True))
+@pytest.mark.pairs(
+    2, kind=("steps", "epochs", "plateau"), on=("two stages", "offloaded", "layers in turn"), dies=(False, True)
+)
 @pytest.mark.slow(seconds=2)
 def test_options_go_on_with_what_a_scheduler_makes_of_them(
     machine: Any, tmp_path: Path, kind: str, on: str, dies: bool
 ) -> None:
     """With ZeRO offload the process that is asked updates nothing."""
     source, args = SCHEDULED.format(files=repr(str(tmp_path))), {"kind": kind, "dies": dies}
-    spec = machine.spec(source, strategy=STRATEGIES[on], args=args, epochs=5, batch_size=6)
+    spec = machine.spec(source, strategy=STRATEGIES.get(on, LAYERS_IN_TURN), args=args, epochs=5, batch_size=6)
     check(machine, tmp_path, spec, "on_epoch" if dies else "")

@@ -199,6 +199,46 @@ def test_parameters_of_several_ages_or_that_take_turns_it_does_not_change(
     assert "Workload.on_epoch has changed head.weight, of which other processes have parts or copies" in ended["error"]
 
 
+CHOSEN = """
+import torch
+from torch import nn
+
+import weft
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.act, self.head = nn.Linear(6, 8), torch.tanh, nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.act(self.body(x)))
+
+
+def workload():
+    model = Net()
+
+    def on_epoch(values):
+        model.act = torch.relu
+
+    data = torch.randn(16, 6), torch.arange(16) % 3
+    return weft.Workload(model, data, loss=nn.functional.cross_entropy, optimizer=torch.optim.SGD, on_epoch=on_epoch)
+"""
+
+
+@pytest.mark.slow(seconds=2)
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_function_that_it_sets_is_in_no_snapshot_and_told_to_nobody(machine: Any, stages: int) -> None:
+    """After a lost worker, and in another stage, the one before would be called."""
+    spec = machine.spec(CHOSEN, strategy={"stages": stages}, epochs=4, batch_size=4)
+    ended = machine.client.wait(machine.submit(spec), 60)
+    lost = "on_epoch has set act (a builtin_function_or_method), which no snapshot or checkpoint has"
+    assert machine.log_of(ended["job"]).count(lost) == 1
+    assert ended["state"] == ("completed" if stages == 1 else "failed")
+    if stages == 2:
+        assert "on_epoch has changed act, of which other processes have parts or copies" in ended["error"]
+
+
 BESIDE = """
 import torch
 from torch import nn

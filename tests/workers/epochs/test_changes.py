@@ -104,6 +104,24 @@ def test_another_process_has_what_was_changed_and_keeps_its_own() -> None:
     assert not changed_by(one, lambda job: None).packed()
 
 
+@pytest.mark.parametrize("has_one_replica", [True, False])
+def test_code_that_others_would_not_have_is_refused(has_one_replica: bool) -> None:
+    """A step in another process went on with the function of before. Of one replica that may be of no account: where
+    only the last stage comes to it."""
+
+    def change(job: Job) -> None:
+        job.model.recent = [torch.relu]  # type: ignore[list-item]
+        job.turns.by = torch.tanh  # type: ignore[assignment]
+        job.meter.best = torch.sin  # type: ignore[attr-defined]  # asked for by nobody
+
+    job, found = Job(), ToldChanges()
+    own = EpochChanges(job.model, [job.attributes], (), has_one_replica=has_one_replica)
+    change(job)
+    own.find(found, [job.workload.step, None])
+    both = [[each.rpartition(".")[2] for each in names] for names in (found.refused, found.untold)]
+    assert both == ([["recent"], ["by"]] if has_one_replica else [["recent", "by"], []])
+
+
 def test_what_another_stage_counts_is_told_where_it_is_set_to_what_is_here_already() -> None:
     def reset(job: Job) -> None:
         job.model.calls = 0

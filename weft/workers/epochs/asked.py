@@ -30,6 +30,7 @@ class Asked:
     """Stages of one worker may have a workload each, with variables and a model of its own."""
 
     function: EpochFunction | None
+    workload: Workload | None  # whose function it is, until it has its optimizer
     names: Sequence[str]
     whole: WholeModel
     holders: Collection[Holder]  # which have its workload
@@ -47,7 +48,7 @@ class Asked:
         holders = [stage.holder for stage in own]
         is_here = Holder(0, view.replicas[0].num_stages - 1) in holders
         updating = Attributes({} if owned or asked.on_epoch is None else _of_updates(asked))
-        return cls(asked.on_epoch, asked.epoch_metrics, whole, holders, is_here, updating)
+        return cls(asked.on_epoch, asked, asked.epoch_metrics, whole, holders, is_here, updating)
 
     def take(self, changes: bytes, attributes: Mapping[Holder, Attributes]) -> None:
         """What it has changed where it was asked, as `ToldChanges` has packed that. attributes: of the stages here."""
@@ -59,9 +60,10 @@ class Asked:
             take(message, self.updating)
         take_options(message["options"])
 
-    def have_optimizer(self, workload: Workload, course: Course, *, updates: bool) -> None:
-        """workload: as its model was built, but for memory. updates: anything here has one."""
-        if self.is_here and self.function is not None and not updates:
+    def have_optimizer(self, course: Course, *, updates: bool) -> None:
+        """While the model is as it was built, but for memory. updates: anything here has one."""
+        workload, self.workload = self.workload, None
+        if self.is_here and workload is not None and self.function is not None and not updates:
             self.optimizer = IdleOptimizer(workload, course)
 
     def go_on(self, saved: Saved | None) -> None:

@@ -26,6 +26,7 @@ from weft.workers.snapshots.plain import packed
 from weft.workers.snapshots.remembered import (
     GENERATORS,
     WITH_STORAGE,
+    CodeError,
     LargeError,
     NotPlainError,
     are_equal,
@@ -151,7 +152,8 @@ class EpochChanges:
                 if (name, key) in self._before and (name, key) not in set_anew:
                     found.before.append((name, key, self._before[name, key]))
             elif (str(value) or not is_module) and steps.ask_for(holder, key):
-                if isinstance(value, LargeError):
+                is_code = isinstance(value, CodeError) and (top in self._modules or not self._has_one_replica)
+                if is_code or isinstance(value, LargeError):
                     found.refused.append(_called(name, key))
                 else:  # a variable that step and on_epoch have hold of has two names
                     place = (id(holder), key) if isinstance(holder, nn.Module) else place_of(holder, key)

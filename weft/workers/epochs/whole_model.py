@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -39,6 +39,10 @@ _PART: Final = (
 _UNTOLD: Final = (
     "weft: Workload.on_epoch has set {name} in the last stage's process, and steps in other processes refer to it, "
     "too, which have one of their own: they are told of numbers, text, tensors, enums, and lists and dicts of these"
+)
+_UNSAVED: Final = (
+    "weft: Workload.on_epoch has set {name}, which no snapshot or checkpoint has, so it begins anew after a lost "
+    "worker or a resume; have it set a number or text by which that is chosen"
 )
 
 
@@ -102,6 +106,7 @@ class WholeModel:
         optimizers = [] if self._updates else [*self._optimizers, *made_optimizers()]  # it may have one in a list
         read, options = self._read_elsewhere.values(), OptionChanges(optimizers)
         changes, found = None if self._updates else self._changes(model, own), ToldChanges()
+        lost = _lost(own)
         try:
             for each in shown:
                 each.begin()
@@ -126,14 +131,14 @@ class WholeModel:
                 each.end()
         _set_trained(model, found.trained)
         self._trained_elsewhere |= {name: flag for name, flag in found.trained.items() if name not in self._own_state}
-        for name in [name for name in found.untold if name not in self._told]:
-            self._told.add(name)
-            print(_UNTOLD.format(name=name), file=sys.stderr)
+        self._tell_once(_UNTOLD.format(name=name) for name in found.untold)
+        self._tell_once(_UNSAVED.format(name=name) for key, name in _lost(own).items() if key not in lost)
         for name in [*changed, *found.refused]:
             raise WorkloadError(
                 f"Workload.on_epoch has changed {name:.80}, of which other processes have parts or copies of their "
                 "own; change it in the step, or in the model's train(), which each of them calls before each epoch, "
-                "what a dataset goes by in its set_epoch(e), and learning rates by Workload.scheduler"
+                "what a dataset goes by in its set_epoch(e), and learning rates by Workload.scheduler; a function or "
+                "module is chosen by a number or text that on_epoch sets, which all are told of"
             )
 
     def _changes(self, model: nn.Module | None, own: Collection[Attributes]) -> EpochChanges:
@@ -150,9 +155,14 @@ class WholeModel:
                 hook.remove()
 
     def _tell_part(self, optimizer: torch.optim.Optimizer) -> None:
-        if _PART not in self._told:
-            print(_PART, file=sys.stderr)  # among what the function prints
-        self._told.add(_PART)
+        self._tell_once([_PART])
+
+    def _tell_once(self, lines: Iterable[str]) -> None:
+        """Among what the function prints."""
+        for line in lines:
+            if line not in self._told:
+                print(line, file=sys.stderr)
+            self._told.add(line)
 
     def _flags(self, model: nn.Module | None) -> dict[str, bool]:
         """What is trained, where nobody else would know of a change."""
@@ -307,6 +317,11 @@ def _places(model: nn.Module, which: int) -> Iterator[tuple[dict[str, Any], str,
     for prefix, module in model.named_modules():
         slots = slots_of(module)[which]
         yield from ((slots, key, f"{prefix}.{key}".lstrip(".")) for key, each in slots.items() if each is not None)
+
+
+def _lost(own: Iterable[Attributes]) -> dict[str, str]:
+    """What snapshots do not have, by its last name: a variable has one for each function that refers to it."""
+    return {name.rpartition(".")[2]: name for each in own for name in reversed(each.lost())}
 
 
 def _with_storage(tensor: torch.Tensor) -> torch.Tensor:

@@ -122,7 +122,7 @@ class ModelParts:
             self._memory.share(self._parameters, apart=held)
             self.updates = self._updates_of(self._memory, moves)
         updating = self.own_updates.values() if self.updates is None else [self.updates]
-        self.asked.have_optimizer(self._workload, course, updates=any(each.has_optimizer for each in updating))
+        self.asked.have_optimizer(course, updates=any(each.has_optimizer for each in updating))
         for cut in self.cuts:
             cut.install()
         # the other stages' parts of the model go with them

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from weft.workers.snapshots.fixed import fixed_of, is_fixed, name_of, parts_of_fixed
+from weft.workload.optimizer import made_optimizers
 
 Path = tuple[str | int, ...]  # the module's name, the attribute's, and numbers of parts in parts
 
@@ -61,6 +62,10 @@ _SHAREABLE = _CONTAINERS | {torch.Tensor} | GENERATORS.keys()  # who changes one
 
 class NotPlainError(Exception):
     """It cannot be written down, as what it is told to be; or, without a word, it is nothing to be kept."""
+
+
+class CodeError(NotPlainError):
+    """It is something to be called: a function, a class, a module."""
 
 
 class LargeError(NotPlainError):
@@ -178,7 +183,9 @@ class WrittenValues:
             if kind is deque:
                 return f"{_MARK}deque", parts, value.maxlen
             return (f"{_MARK}set", parts, None) if kind is set else kind(parts)
-        raise NotPlainError(f"a {kind.__name__}")
+        if isinstance(value, torch.optim.Optimizer) and any(value is own for own in made_optimizers()):
+            raise NotPlainError  # it is kept by itself
+        raise (CodeError if callable(value) else NotPlainError)(f"a {kind.__name__}")
 
     def _factory(self, value: Any) -> str | None:
         """As what makes a defaultdict's parts is written."""
