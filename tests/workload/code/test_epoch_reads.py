@@ -141,3 +141,72 @@ def test_what_a_hook_keeps_is_its_layers() -> None:
     reads = EpochReads(workload)
     model(data[0])
     assert reads.changed(["0.", "1."]) == [("Workload.on_epoch.around.outputs", "0.")]
+
+
+class Weighted(nn.Module):
+    weights: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.table = 1.0, {"name": "mse"}
+        self.register_buffer("weights", torch.ones(2))
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (output - target).square().mean() * self.scale
+
+
+class Config:
+    __slots__ = ("_rate", "name")
+
+    def __init__(self) -> None:
+        self._rate, self.name = 1.0, "a"
+
+    @property
+    def rate(self) -> float:
+        return self._rate
+
+    @rate.setter
+    def rate(self, value: float) -> None:
+        self._rate = value
+
+
+CRITERION, CONFIG, SETTINGS, BEST = Weighted(), Config(), {"kl": 1.0}, [0.0]
+
+
+def sets_an_option(values: Any) -> None:
+    CONFIG.rate = 0.5
+
+
+def logs(values: Any) -> None:
+    global count
+    BEST.append(values["loss"])
+    count = len(BEST)
+    print(CONFIG.name, CRITERION.scale, SETTINGS["kl"] if len(BEST) > 99 else "", CRITERION.table["name"])
+
+
+def logs_beside_what_changes(values: Any) -> None:
+    names = {"name": CONFIG.name}
+    BEST.append(len(names))
+    print(CONFIG.rate)
+
+
+@pytest.mark.parametrize(
+    ("on_epoch", "told"),
+    [
+        (lambda values: setattr(CRITERION, "scale", 2.0), "CRITERION"),
+        (lambda values: CRITERION.weights.mul_(0.5), "weights"),
+        (lambda values: SETTINGS.update(kl=2.0), "SETTINGS"),
+        (sets_an_option, "_rate"),
+        (logs_beside_what_changes, None),
+        (lambda values: print(CONFIG.rate, CRITERION.weights), None),
+        (None, None),
+    ],
+)
+def test_what_steps_go_by_and_it_may_set_is_told(on_epoch: Callable[[Any], Any] | None, told: str | None) -> None:
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        loss: torch.Tensor = CRITERION(model(batch[0]), 0.0) * CONFIG.rate * SETTINGS["kl"]
+        return loss
+
+    data = (torch.ones(2, 2),)
+    workload = Workload(nn.Linear(2, 2), data, step=step, optimizer=torch.optim.SGD, on_epoch=on_epoch)
+    assert EpochReads(workload).sets == told

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from weft.workers.snapshots.remembered import (
     are_equal,
     written_alone,
 )
-from weft.workload.code.functions import functions_from, names_in, undecorated
+from weft.workload.code.functions import functions_from, undecorated, words_in
 from weft.workload.code.places import AllParts, Arguments, Variables, place_of
 from weft.workload.code.places import Place as CodePlace
 from weft.workload.code.variables import VariableSearch
@@ -306,13 +306,7 @@ class _Steps:
         methods = [undecorated(each) for kind in kinds - {nn.Module, object} for each in vars(kind).values()]
         functions = [*self._roots.values(), *(each for each in methods if isinstance(each, FunctionType))]
         codes = [own.__code__ for each in functions for own in functions_from(each)]
-        return set[str]().union(*map(_words_in, codes))
-
-
-def _words_in(code: CodeType) -> set[str]:
-    inner = (each for each in code.co_consts if isinstance(each, CodeType))
-    keys = {each for each in code.co_consts if isinstance(each, str)}
-    return names_in(code).union(keys, code.co_freevars, code.co_cellvars, *map(_words_in, inner))
+        return set[str]().union(*map(words_in, codes))
 
 
 def _called(name: str, key: str) -> str:

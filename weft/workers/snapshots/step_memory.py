@@ -72,10 +72,11 @@ class LostAttributes:
         self._of_epoch = EpochReads(workload)
 
     def of_epoch(self, units: Sequence[str], counted: Collection[str]) -> dict[str, list[str]]:
-        """What has changed since that `on_epoch` reads, by name, and for each the unit that keeps it. units: names.
-        counted: as of EpochReads."""
-        changed = self._of_epoch.changed(units, counted)
-        return {"on_epoch": [name for name, _ in changed], "on_epoch_units": [unit for _, unit in changed]}
+        """What has changed since that `on_epoch` reads, by name, and for each the unit that keeps it; and what it may
+        set. units: names. counted: as of EpochReads."""
+        changed, sets = self._of_epoch.changed(units, counted), self._of_epoch.sets
+        of_steps = {"on_epoch": [name for name, _ in changed], "on_epoch_units": [unit for _, unit in changed]}
+        return of_steps | {"on_epoch_sets": [] if sets is None else [sets]}
 
     def names(self) -> list[str]:
         """Of those that have changed since, or of iterators may have, with what they are."""

@@ -21,6 +21,13 @@ def names_in(code: CodeType) -> set[str]:
     return set(code.co_names).union(*map(names_in, inner))
 
 
+def words_in(code: CodeType) -> set[str]:
+    """In it, of variables around it and of keys, too."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    keys = {each for each in code.co_consts if isinstance(each, str)}
+    return names_in(code).union(keys, code.co_freevars, code.co_cellvars, *map(words_in, inner))
+
+
 def undecorated(value: Any) -> Any:
     """The function that a decorator was given (`torch.no_grad()`, `torch.autocast`), or a class's own was made of; what
     an object that may be called does."""

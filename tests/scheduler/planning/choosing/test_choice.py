@@ -218,6 +218,18 @@ def test_a_loss_that_is_no_mean_leaves_the_batch_as_the_user_divides_it(
     assert {len(each.spec.strategy.replica_list) for each in given} == {2}
 
 
+def test_what_on_epoch_may_set_of_a_loss_leaves_the_batch_as_the_user_divides_it(
+    measured: Callable[..., Inspection], auto: Callable[..., JobSpec]
+) -> None:
+    """Weights of classes that it sets make a mean over samples one over weights, after the look."""
+    inspection = measured([0.01] * 4, speedup=0.5, lost_beside={"on_epoch_sets": ("weights",)})
+    assert {each.spec.strategy.division[1] == [1] for each in consider(auto(), inspection, make)} == {True}
+    choice = choose(auto(), inspection, make)
+    assert choice.lines[-1] == (
+        "auto: a batch is divided as you have it, since on_epoch may set weights, by which the loss goes"
+    )
+
+
 def test_devices_bring_the_candidates_of_their_presets(
     measured: Callable[..., Inspection], auto: Callable[..., JobSpec]
 ) -> None:

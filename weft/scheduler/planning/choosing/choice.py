@@ -201,16 +201,17 @@ def iteration_seconds(spec: JobSpec, plan: Plan, inspection: Inspection) -> floa
 
 
 def trains_alike(candidate: JobSpec, spec: JobSpec, inspection: Inspection) -> bool:
-    """Where what a sample gives depends on the others of its microbatch, the batch is divided as the user has it; and
-    where `on_epoch` reads what steps keep, of which a replica has its part, or what the forward of a layer does, which
-    a stage has."""
+    """Where what a sample gives depends on the others of its microbatch, or may once `on_epoch` has set something, the
+    batch is divided as the user has it; and where `on_epoch` reads what steps keep, of which a replica has its part, or
+    what the forward of a layer does, which a stage has."""
     keepers = inspection.lost_beside.get("on_epoch_units", ())
     if any(keepers) and _num_stages(candidate) > _num_stages(spec):
         return False
     keeps = any(unit.carries_state for unit in inspection.units)
     changes = any(each.changed_as is not None for each in inspection.parameters)
     mixes = inspection.undivided or inspection.batch_modules or inspection.loss_in_parts
-    depends = mixes or inspection.keeps_elsewhere or keeps or changes or keepers
+    sets = inspection.lost_beside.get("on_epoch_sets")
+    depends = mixes or sets or inspection.keeps_elsewhere or keeps or changes or keepers
     return not depends or candidate.strategy.division == spec.strategy.division
 
 
@@ -324,6 +325,8 @@ def lines_of(ranked: Sequence[Considered], inspection: Inspection) -> Iterator[s
     )
     if kept := inspection.lost_beside.get("on_epoch"):
         yield f"auto: a batch is divided as you have it, since on_epoch reads {kept[0]}, which steps keep"
+    elif sets := inspection.lost_beside.get("on_epoch_sets"):
+        yield f"auto: a batch is divided as you have it, since on_epoch may set {sets[0]}, by which the loss goes"
     if inspection.undivided:
         yield f"auto: batches stay whole, since {inspection.undivided}"
     elif inspection.loss_in_parts:
