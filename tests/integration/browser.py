@@ -6,7 +6,6 @@ Modules of this directory take it with `runpy`, since tests are no package.
 from __future__ import annotations
 
 import asyncio
-import base64
 import itertools
 import json
 import os
@@ -178,10 +177,6 @@ class Browser:
             fields |= {"text": key, "code": "", "windowsVirtualKeyCode": ord(key.upper())}
         await self.call("Input.dispatchKeyEvent", type="keyDown", **fields)
         await self.call("Input.dispatchKeyEvent", type="keyUp", **{k: v for k, v in fields.items() if k != "text"})
-
-    async def screenshot(self) -> bytes:
-        """What is in view, as PNG."""
-        return base64.b64decode((await self.call("Page.captureScreenshot", format="png"))["data"])
 
 
 async def until(condition: Any, what: str) -> Any:

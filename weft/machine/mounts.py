@@ -16,7 +16,7 @@ class Mount:
     options: frozenset[str]  # of the file system
 
 
-def read_mounts(root: Path = Path("/")) -> list[Mount]:
+def read_mounts(root: Path) -> list[Mount]:
     """In the order of mounting, so the last one at a point is the one that is seen. Empty where /proc is not there."""
     try:
         text = (root / "proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")

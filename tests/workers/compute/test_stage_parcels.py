@@ -81,8 +81,8 @@ class Piece(Stage):
     def span(self) -> str:
         return "between here and there"
 
-    def maker(self, number: int) -> str:
-        return f"the maker of {number}"
+    def maker(self) -> str:
+        return "its maker"
 
     def train(self, training: bool) -> None: ...
 
@@ -290,7 +290,7 @@ def test_a_value_of_too_many_dimensions_is_refused_with_its_maker_and_a_remedy(
         [large, lambda received, batch: [], lambda received, batch: []], skipping_plan, directory, StandIn()
     )
     text = (
-        r"the maker of 1 passes on, for a microbatch of 4 samples, \((1, )+1\) bool, which has 65 dimensions, of 64 at "
+        r"its maker passes on, for a microbatch of 4 samples, \((1, )+1\) bool, which has 65 dimensions, of 64 at "
         r"most between two stages; reshape it, or leave this place out of strategy\.split"
     )
     with pytest.raises(WorkloadError, match=text):

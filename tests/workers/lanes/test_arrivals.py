@@ -19,7 +19,7 @@ from weft.workers.lanes.arrivals import Arrivals
 from weft.workers.lanes.operation import Wait
 from weft.workers.lanes.queue import Inbox, Interrupted, TaskQueue
 
-FORWARDS, BACKWARDS = (0, 1), (2, 3)  # of two microbatches
+FORWARDS = (0, 1)  # of two microbatches
 WAITS = {1: (8, 0, MODE_INDEX["stall_activation"]), 2: (9, 0, MODE_INDEX["stall_gradient"])}  # of other lanes' tasks
 
 

@@ -51,11 +51,10 @@ class DaemonFacts:
     status: Message | None  # the daemon's answer
 
 
-def read_daemon(settings: Settings, root: Path = Path("/")) -> DaemonFacts:
-    """root: where /proc is read."""
+def read_daemon(settings: Settings) -> DaemonFacts:
     directory = settings.runtime_dir
     kind, status, why = _ask(settings.socket_path)
-    pid, held = _lock(directory / LOCK_NAME, root)
+    pid, held = _lock(directory / LOCK_NAME)
     told = status or {}  # one that runs may have been started with others
     return DaemonFacts(
         runtime_dir=_runtime_directory(directory),
@@ -86,7 +85,7 @@ def _ask(path: Path) -> tuple[Literal["absent", "answers", "stale", "silent", "f
         return "silent", None, refusal.message
 
 
-def _lock(path: Path, root: Path) -> tuple[int | None, bool]:
+def _lock(path: Path) -> tuple[int | None, bool]:
     """The pid in the lock file, and whether /proc/locks has that process hold a lock on that file."""
     try:
         text, inode = path.read_text(encoding="utf-8").strip(), path.stat().st_ino
@@ -95,7 +94,7 @@ def _lock(path: Path, root: Path) -> tuple[int | None, bool]:
     if not text.isdigit():
         return None, False
     try:
-        locks = (root / "proc/locks").read_text(encoding="utf-8")
+        locks = Path("/proc/locks").read_text(encoding="utf-8")
     except OSError:
         locks = ""
     held = re.search(rf"\bFLOCK\s+ADVISORY\s+WRITE\s+{int(text)}\s+\w+:\w+:{inode}\b", locks)

@@ -81,9 +81,9 @@ def plot(
     return buffer.getvalue()
 
 
-def grouped(points: Points, max_points: int = MAX_POINTS) -> list[tuple[float, float, float, float]]:
+def grouped(points: Points) -> list[tuple[float, float, float, float]]:
     """(step, least, median, greatest) of groups of the same number of points; each point alone where they are few."""
-    size = -(-len(points) // max_points)
+    size = -(-len(points) // MAX_POINTS)
     groups = [list(group) for _, group in groupby(enumerate(points), key=lambda each: each[0] // size)]
     found = []
     for group in groups:

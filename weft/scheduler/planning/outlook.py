@@ -16,6 +16,7 @@ from weft.scheduler.planning.limit import Milestones, speed_limit
 from weft.scheduler.planning.simulator import WARMUP_ITERATIONS, Simulation, simulate
 
 MOST_OFF: Final = 1.5  # times more, or less, than was measured; arbitrary, between what runs showed to be near and not
+MOST_OF_CYCLE: Final = 12  # tasks of a critical cycle that are named
 MAX_TASKS: Final = 4096  # in an iteration: the critical cycle of more takes seconds to find
 
 
@@ -124,9 +125,9 @@ def _computing(graph: Graph) -> list[Lane]:
     ]
 
 
-def describe_cycle(graph: Graph, cycle: Sequence[int], most: int = 12) -> str:
+def describe_cycle(graph: Graph, cycle: Sequence[int]) -> str:
     """As the plan has it; of a long one the two ends."""
-    if len(cycle) <= most:
+    if len(cycle) <= MOST_OF_CYCLE:
         return graph.describe_cycle(cycle)
-    half = most // 2
+    half = MOST_OF_CYCLE // 2
     return f"{graph.describe_cycle(cycle[:half])} → … → {graph.describe_cycle(cycle[-half:])}"

@@ -119,7 +119,7 @@ class CutStage(Stage):
     def span(self) -> str:
         return self._cut.span + ","
 
-    def maker(self, number: int) -> str:
+    def maker(self) -> str:
         return f"the stage {self._cut.span}"
 
     def train(self, training: bool) -> None:

@@ -35,8 +35,8 @@ class Stage(Protocol):
     def span(self) -> str:
         """From where to where in the model it goes, for people: "between unit 1 (Linear) and unit 3 (ReLU)"."""
 
-    def maker(self, number: int) -> str:
-        """What makes a value that it sends, for people: "unit 3 (ReLU)"."""
+    def maker(self) -> str:
+        """What makes the values that it sends, for people: "unit 3 (ReLU)"."""
 
     def train(self, training: bool) -> None: ...
 

@@ -171,7 +171,7 @@ class StageTasks:
             self._parcels.send(iteration.index, microbatch, sent)
         except DoesNotFit as error:
             raise WorkloadError(
-                f"{self._stage.maker(error.number)} passes on, for a microbatch of {part.size} samples, "
+                f"{self._stage.maker()} passes on, for a microbatch of {part.size} samples, "
                 f"{described(sent[error.number])}, which has {error.what}; reshape it, or leave this place out of "
                 "strategy.split (stages = 1 cuts nowhere)"
             ) from error
@@ -308,7 +308,7 @@ class StageTasks:
         for number, tensor in enumerate(sent):
             if tensor is not None and tensor.requires_grad and number not in self._parcels.awaited:
                 raise WorkloadError(
-                    f"{self._stage.maker(number)} passes on a tensor that parameters have a part in, and had none when "
+                    f"{self._stage.maker()} passes on a tensor that parameters have a part in, and had none when "
                     "the step was tried before training (a layer is trained since, or something was left out at "
                     "random), so no gradient comes back; let them have one always, or leave this place out of "
                     "strategy.split (stages = 1 cuts nowhere)"

@@ -91,7 +91,7 @@ class UnitStage(Stage):
     def span(self) -> str:
         return f"between {self.units[0]} and {self.units[-1]}"
 
-    def maker(self, number: int) -> str:
+    def maker(self) -> str:
         return str(self.units[-1])
 
     def train(self, training: bool) -> None:
@@ -129,7 +129,7 @@ class UnitStage(Stage):
             check_fits(
                 y,
                 planned,
-                what=f"{self.maker(0)} passes on, for a microbatch of {size} samples,",
+                what=f"{self.maker()} passes on, for a microbatch of {size} samples,",
                 remedy="between two stages a unit's output has one shape and dtype for all microbatches of a size, in "
                 "training and in validation; pad it, or leave this place out of strategy.split (stages = 1 cuts "
                 "nowhere)",

@@ -150,7 +150,7 @@ class BucketUpdates:
         knows_norm = not self._launches or self._sync.devices_speculate
         template = make_optimizer(workload.optimizer, parameters)
         assert template is not None
-        self._check_values(template, parameters, buckets)
+        self._check_values(template, buckets)
         groups = group_of(template, parameters)
         shards = {
             b.index: make_shard(b, bounds[b.index], *self._elements(b, own.get(b.index)), groups) for b in buckets
@@ -190,9 +190,7 @@ class BucketUpdates:
         )
         return updates
 
-    def _check_values(
-        self, template: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], buckets: Sequence[Bucket]
-    ) -> None:
+    def _check_values(self, template: torch.optim.Optimizer, buckets: Sequence[Bucket]) -> None:
         """An optimizer that is built here has to find values where it keeps some by place. Errors: WorkloadError."""
         there = {number for memory in self._memories.values() for number in memory.held_parameters()}
         lacking = [place.parameter for bucket in buckets for place in bucket.places if place.parameter not in there]

@@ -32,9 +32,9 @@ CLASSES: Final = (
 MESSAGES: Final = ("plan/worker_view.py", "scheduler/daemon/orders.py", "transport/wire/worker_messages.py")
 
 
-def stamp(package: Path = Path(weft.__file__).parent) -> str:
+def stamp() -> str:
     """Of the files themselves: another one after every installation, and for every place."""
-    files = [path for path in sorted(package.rglob("*.py")) if path.is_file()]
+    files = [path for path in sorted(Path(weft.__file__).parent.rglob("*.py")) if path.is_file()]
     told = [(str(path), (about := path.stat()).st_size, about.st_mtime_ns) for path in files]
     return hashlib.sha256(repr((sys.executable, told)).encode()).hexdigest()[:16]
 
