@@ -44,7 +44,7 @@ def course_of(
     replicas = [
         ReplicaPlan(device="cpu", num_stages=1, microbatches=1 + r, staleness=k) for r, k in enumerate(staleness)
     ]
-    flags = {"elementwise": True, "coarse": False, "bounded": False, "speculative": False}
+    flags = {"coarse": False, "bounded": False, "speculative": False}
     sync = Synchronisation(buckets=(), owners=(), warmup=warmup, **flags)
     return Course(replace(VIEW, itinerary=itinerary, replicas=tuple(replicas), shares=shares, synchronisation=sync))
 

@@ -167,7 +167,6 @@ class Synchronisation:
 
     buckets: tuple[Bucket, ...]
     owners: tuple[Lane, ...]  # the lane in which each works
-    elementwise: bool
     coarse: bool  # every SYNC waits for every BACKWARD
     bounded: bool  # an update stands only once the norm of the whole gradient is known: clipping, skipping
     speculative: bool  # owners' updates begin before it is

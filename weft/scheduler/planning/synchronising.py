@@ -63,7 +63,6 @@ def synchronisation_of(
     return Synchronisation(
         buckets=tuple(plans),
         owners=tuple(owners),
-        elementwise=inspection.elementwise,
         coarse=not fine,
         bounded=bounded,
         speculative=speculative,

@@ -40,7 +40,6 @@ class BucketMemory:
         self._depths = _depths(replicas)
         self.num_versions = _num_versions(replicas)
         self._num_bytes = _num_bytes(sync)
-        self._num_parameters = _num_parameters(sync)
         blocks = {wanted.name: directory.block(*wanted) for wanted in self.wants(sync, replicas)}
         self._parameters, self._versions, self._sums = blocks["parameters"], blocks.get("versions"), blocks.get("sums")
         self._norms = blocks["norms"].view(torch.float64).view(NORMS_DEPTH, -1, max(1, self.num_owners))

@@ -25,7 +25,6 @@ from weft.workload.code.variables import KEPT_OTHERWISE, VariableSearch
 from weft.workload.workload import Workload
 
 _TORCHS = frozenset(("forward", *vars(nn.Module())))
-_ABSENT = object()
 _NESTED = 3  # methods that call methods; arbitrary
 _UNNAMED = {"__repr__", "__str__", "__format__", "__float__", "__len__", "__iter__", "__getitem__", "__contains__"}
 _UNNAMED |= {"__setattr__", "__setitem__"}
