@@ -165,7 +165,7 @@ async def _serve_as_daemon(peer: socket.socket, home: Path, trips: int) -> None:
         driver.adopt(submission.row, attempt=1)
         plan = job_plan(spec)
         for worker in ("cpu-0", "loader-0"):
-            driver.feed(WorkerJoined(worker=worker, kind=worker.partition("-")[0]))
+            driver.feed(WorkerJoined(worker=worker))
         driver.feed(JobPlanned(job=JOB, attempt=1, plan=plan))
         driver.feed(WorkerPrepared(job=JOB, attempt=1, worker="loader-0"))
         driver.feed(WorkerPrepared(job=JOB, attempt=1, worker="cpu-0"))  # the first dispatch: the peer begins
@@ -366,8 +366,8 @@ def events_per_second(window: int | None, count: int) -> float:
     spec = job_spec(steps=count, window=window)
     plan = job_plan(spec)
     core = Core({"cpu-0": "cpu", "loader-0": "loader"})
-    for name, worker in core.workers.items():
-        core.handle(WorkerJoined(worker=name, kind=worker.kind), 0.0)
+    for name in core.workers:
+        core.handle(WorkerJoined(worker=name), 0.0)
     core.handle(JobSubmitted(job=JOB, needs=Counter(plan.workers)), 0.0)
     core.handle(JobPlanned(job=JOB, attempt=1, plan=plan), 0.0)
     for name in core.workers:

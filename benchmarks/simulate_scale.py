@@ -122,8 +122,8 @@ def core_seconds_per_task(plan: Plan) -> list[float]:
     """Lanes report task after task, in turn, and are sent more; the first share is not counted."""
     core = Core({f"{kind}-{position}": kind for position, kind in enumerate(plan.workers)})
     core.start()
-    for name, worker in core.workers.items():
-        core.handle(WorkerJoined(worker=name, kind=worker.kind), 0.0)
+    for name in core.workers:
+        core.handle(WorkerJoined(worker=name), 0.0)
     core.handle(JobSubmitted(job=JOB, needs=Counter(plan.workers)), 0.0)
     core.handle(JobPlanned(job=JOB, attempt=1, plan=plan), 0.0)
     for name in core.jobs[JOB].workers:

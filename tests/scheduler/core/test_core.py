@@ -59,7 +59,7 @@ class Rehearsal:
         self.now = 100.0
         self.core = Core({f"{kind}-{number}": kind for kind in ("cpu", "loader") for number in range(2)})
         for worker in self.core.workers.values():
-            self.tell(WorkerJoined(worker=worker.name, kind=worker.kind))
+            self.tell(WorkerJoined(worker=worker.name))
 
     def tell(self, event: Event) -> list[Command]:
         return self.core.handle(event, self.now)
@@ -129,8 +129,8 @@ def start_of(rehearsal: Rehearsal, job: str, attempt: int = 1, worker: str = "cp
 def test_every_worker_is_started_at_once() -> None:
     core = Core({"cpu-0": "cpu", "loader-0": "loader"})
     assert core.start() == [
-        StartWorker(worker="cpu-0", kind="cpu", delay_seconds=0.0),
-        StartWorker(worker="loader-0", kind="loader", delay_seconds=0.0),
+        StartWorker(worker="cpu-0", delay_seconds=0.0),
+        StartWorker(worker="loader-0", delay_seconds=0.0),
     ]
 
 
@@ -253,7 +253,7 @@ def test_a_job_on_its_way_to_another_attempt_is_not_overtaken_by_a_worker_that_j
     rehearsal.submit("wide", stages=2)
     rehearsal.submit("narrow")
     rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
-    assert rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu")) == []
+    assert rehearsal.tell(WorkerJoined(worker="cpu-0")) == []
     assert rehearsal.release("wide")[-2:] == start_of(rehearsal, "wide", attempt=2)
     assert rehearsal.workers("narrow") == ()
 
@@ -271,8 +271,8 @@ def test_jobs_start_by_priority_and_then_in_the_order_of_submission(rehearsal: R
 def test_a_job_waits_for_workers_that_are_not_up_yet() -> None:
     core = Core({"cpu-0": "cpu", "loader-0": "loader"})
     assert core.handle(JobSubmitted(job="a", needs={"cpu": 1, "loader": 1}), 0.0) == [state("a", "queued")]
-    assert core.handle(WorkerJoined(worker="cpu-0", kind="cpu"), 0.0) == []
-    assert core.handle(WorkerJoined(worker="loader-0", kind="loader"), 0.0) == [
+    assert core.handle(WorkerJoined(worker="cpu-0"), 0.0) == []
+    assert core.handle(WorkerJoined(worker="loader-0"), 0.0) == [
         state("a", "planning"),
         PlanJob(job="a", attempt=1, worker="cpu-0"),
     ]
@@ -283,8 +283,8 @@ def of_a_device() -> Core:
     """A job of a device with a host, which has just begun."""
     names = {"cpu-0": "cpu", "gpu-0": "gpu", "loader-0": "loader"}
     core = Core(names)
-    for name, kind in names.items():
-        core.handle(WorkerJoined(worker=name, kind=kind), 0.0)
+    for name in names:
+        core.handle(WorkerJoined(worker=name), 0.0)
     submitted = JobSubmitted(job="a", needs={"cpu": 1, "gpu": 1, "loader": 1}, inspector=1)
     assert core.handle(submitted, 0.0) == [
         state("a", "queued"),
@@ -302,7 +302,7 @@ def test_a_device_s_worker_that_is_killed_while_it_inspects_is_asked_again(of_a_
     ]
     for worker in ("cpu-0", "loader-0"):
         core.handle(WorkerReleased(worker=worker, job="a", attempt=1, clean=True), 0.0)
-    assert core.handle(WorkerJoined(worker="gpu-0", kind="gpu"), 0.0) == [
+    assert core.handle(WorkerJoined(worker="gpu-0"), 0.0) == [
         state("a", "planning", 2),
         PlanJob(job="a", attempt=2, worker="gpu-0"),
     ]
@@ -418,7 +418,7 @@ def test_a_job_whose_worker_is_killed_starts_again(rehearsal: Rehearsal, phase: 
     rehearsal.bring("a", phase)
     message = "cpu-0 was killed; the job starts again (attempt 2)"
     assert rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9)) == [
-        StartWorker(worker="cpu-0", kind="cpu", delay_seconds=0.0),
+        StartWorker(worker="cpu-0", delay_seconds=0.0),
         state("a", "recovering", reason="worker-lost", message=message),
         Release(worker="loader-0", job="a", attempt=1),
     ]
@@ -439,7 +439,7 @@ def test_a_job_that_starts_again_keeps_its_place_in_the_queue(rehearsal: Rehears
     rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
     rehearsal.release("a")
     assert [job.name for job in rehearsal.core.queue()] == ["a", "b"]
-    assert rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu")) == start_of(rehearsal, "a", 2)
+    assert rehearsal.tell(WorkerJoined(worker="cpu-0")) == start_of(rehearsal, "a", 2)
 
 
 OF_NATIVE_CODE = "native code that the job calls does so; workers.log in the daemon's state directory may say more"
@@ -462,7 +462,7 @@ def test_a_job_whose_own_code_ends_its_worker_fails(
     rehearsal.submit("a")
     rehearsal.bring("a", Phase.RUNNING)
     assert rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=exit_code)) == [
-        StartWorker(worker="cpu-0", kind="cpu", delay_seconds=0.0),
+        StartWorker(worker="cpu-0", delay_seconds=0.0),
         Release(worker="loader-0", job="a", attempt=1),
     ]
     assert rehearsal.release("a") == [
@@ -490,7 +490,7 @@ def test_a_job_that_is_killed_again_and_again_is_no_accident(rehearsal: Rehearsa
         worker = rehearsal.workers("a")[0]
         rehearsal.bring("a", Phase.RUNNING)
         rehearsal.tell(WorkerLost(worker=worker, exit_code=-9))
-        rehearsal.tell(WorkerJoined(worker=worker, kind="cpu"))
+        rehearsal.tell(WorkerJoined(worker=worker))
         last = rehearsal.release("a")[-1]
         if loss <= MAX_LOSSES:
             assert isinstance(last, PlanJob)
@@ -520,7 +520,7 @@ def test_all_workers_of_a_job_can_be_lost_at_once(rehearsal: Rehearsal) -> None:
     rehearsal.tell(WorkerLost(worker="loader-0", exit_code=-9))
     commands = rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
     assert commands[:3] == [
-        StartWorker(worker="cpu-0", kind="cpu", delay_seconds=0.0),
+        StartWorker(worker="cpu-0", delay_seconds=0.0),
         DropArenas(job="a", attempt=1),
         state("a", "queued", 2),
     ]
@@ -541,26 +541,22 @@ def test_a_worker_that_keeps_failing_is_started_later_each_time(rehearsal: Rehea
 def test_a_worker_that_did_its_job_is_forgiven_its_failures(rehearsal: Rehearsal) -> None:
     for _ in range(3):
         rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=1))
-    rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu"))
+    rehearsal.tell(WorkerJoined(worker="cpu-0"))
     rehearsal.submit("a")
     rehearsal.tell(CancelRequested(job="a"))
     rehearsal.release("a")
-    assert rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=1)) == [
-        StartWorker(worker="cpu-0", kind="cpu", delay_seconds=0.0)
-    ]
+    assert rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=1)) == [StartWorker(worker="cpu-0", delay_seconds=0.0)]
 
 
 def test_so_is_one_that_was_prepared_for_a_job(rehearsal: Rehearsal) -> None:
     """One that was lost for the second time in a day started a tenth of a second later."""
     for _ in range(3):
         rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=1))
-    rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu"))
+    rehearsal.tell(WorkerJoined(worker="cpu-0"))
     rehearsal.submit("a")
     rehearsal.tell(JobPlanned(job="a", attempt=1, plan=rehearsal.plan))
     rehearsal.tell(WorkerPrepared(job="a", attempt=1, worker="cpu-0"))
-    assert StartWorker(worker="cpu-0", kind="cpu", delay_seconds=0.0) in rehearsal.tell(
-        WorkerLost(worker="cpu-0", exit_code=1)
-    )
+    assert StartWorker(worker="cpu-0", delay_seconds=0.0) in rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=1))
 
 
 def test_a_worker_that_a_job_left_unclean_is_replaced(rehearsal: Rehearsal) -> None:
@@ -571,9 +567,7 @@ def test_a_worker_that_a_job_left_unclean_is_replaced(rehearsal: Rehearsal) -> N
     ]
     assert rehearsal.core.free()["cpu"] == ["cpu-1"]
     rehearsal.tell(WorkerReleased(worker="loader-0", job="a", attempt=1, clean=True))
-    assert rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9)) == [
-        StartWorker(worker="cpu-0", kind="cpu", delay_seconds=0.0)
-    ]
+    assert rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9)) == [StartWorker(worker="cpu-0", delay_seconds=0.0)]
 
 
 def test_a_worker_that_does_not_let_go_in_time_is_killed(rehearsal: Rehearsal) -> None:
@@ -796,7 +790,7 @@ def test_a_plan_lets_go_of_the_workers_that_it_has_nothing_for_and_others_start_
     assert rehearsal.workers("b") == ("cpu-1", "loader-1")
     rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
     rehearsal.tell(WorkerReleased(worker="loader-0", job="a", attempt=1, clean=True))
-    rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu"))
+    rehearsal.tell(WorkerJoined(worker="cpu-0"))
     assert rehearsal.core.jobs["a"].needs == {"cpu": 1, "loader": 1}, "another attempt needs no more"
     assert rehearsal.workers("a") == ("cpu-0", "loader-0")
 
@@ -804,7 +798,7 @@ def test_a_plan_lets_go_of_the_workers_that_it_has_nothing_for_and_others_start_
 def test_a_device_that_has_only_inspected_is_replaced(plan: Plan) -> None:
     core = Core({"cpu-0": "cpu", "gpu-0": "gpu", "loader-0": "loader"})
     for worker in core.workers.values():
-        core.handle(WorkerJoined(worker=worker.name, kind=worker.kind), 0.0)
+        core.handle(WorkerJoined(worker=worker.name), 0.0)
     core.handle(JobSubmitted(job="a", needs={"cpu": 1, "gpu": 1, "loader": 1}, inspector=1), 0.0)
     commands = core.handle(JobPlanned(job="a", attempt=1, plan=plan), 0.0)
     assert commands[0] == KillWorker(worker="gpu-0", cause="it has inspected a, which goes on without it")

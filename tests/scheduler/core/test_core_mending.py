@@ -49,7 +49,7 @@ def test_the_others_stop_and_wait_with_what_they_have_for_one_in_the_place_of_th
     assert pipeline.job.phase is Phase.MENDING
     assert pipeline.job.workers == ("cpu-0", "cpu-2", "loader-0")
     assert pipeline.core.free() == {}
-    told = pipeline.tell(WorkerJoined(worker="cpu-1", kind="cpu"))
+    told = pipeline.tell(WorkerJoined(worker="cpu-1"))
     prepared = [each for each in told if isinstance(each, Prepare)]
     assert [(each.worker, each.position, each.attempt, each.arenas) for each in prepared] == [
         ("cpu-0", 0, 2, 1),
@@ -79,7 +79,7 @@ def test_where_workers_have_spares_the_job_waits_for_the_lost_one_itself_unless_
     rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
     rehearsal.release()
     assert rehearsal.job.phase is Phase.MENDING
-    rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu"))
+    rehearsal.tell(WorkerJoined(worker="cpu-0"))
     assert rehearsal.job.workers == ("cpu-0", "cpu-1", "loader-0")
     rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
     rehearsal.release()
@@ -121,15 +121,15 @@ def test_a_second_one_that_is_lost_before_they_go_on_has_a_successor_too(pipelin
     if when is not Phase.RELEASING:
         pipeline.release()
     if when is Phase.PREPARING:
-        pipeline.tell(WorkerJoined(worker="cpu-1", kind="cpu"))
+        pipeline.tell(WorkerJoined(worker="cpu-1"))
     assert pipeline.job.phase is when
     pipeline.tell(WorkerLost(worker="cpu-0", exit_code=-9))
     pipeline.release()
     if when is not Phase.PREPARING:
         assert pipeline.job.workers == ("cpu-2", "loader-0")
-        pipeline.tell(WorkerJoined(worker="cpu-1", kind="cpu"))
+        pipeline.tell(WorkerJoined(worker="cpu-1"))
     assert pipeline.job.phase is Phase.MENDING
-    pipeline.tell(WorkerJoined(worker="cpu-0", kind="cpu"))
+    pipeline.tell(WorkerJoined(worker="cpu-0"))
     assert pipeline.job.workers == ("cpu-0", "cpu-1", "cpu-2", "loader-0")
     assert pipeline.found(DropArenas) == []
     pipeline.prepare()
@@ -143,7 +143,7 @@ def test_where_all_are_lost_the_next_attempt_has_blocks_of_its_own(pipeline: Any
         pipeline.tell(WorkerLost(worker=worker, exit_code=-9))
     assert pipeline.found(DropArenas) == [DropArenas(job="a", attempt=1)]
     for worker in workers:
-        pipeline.tell(WorkerJoined(worker=worker, kind=pipeline.core.workers[worker].kind))
+        pipeline.tell(WorkerJoined(worker=worker))
     assert {each.arenas for each in pipeline.found(Prepare, attempt=2)} == {2}
 
 
@@ -195,8 +195,8 @@ def test_one_that_cannot_be_used_any_more_is_replaced_as_the_lost_one_is(pipelin
     assert pipeline.job.phase is Phase.MENDING
     assert pipeline.job.workers == ("cpu-0", "loader-0")
     pipeline.tell(WorkerLost(worker="cpu-2", exit_code=-9))
-    pipeline.tell(WorkerJoined(worker="cpu-1", kind="cpu"))
-    pipeline.tell(WorkerJoined(worker="cpu-2", kind="cpu"))
+    pipeline.tell(WorkerJoined(worker="cpu-1"))
+    pipeline.tell(WorkerJoined(worker="cpu-2"))
     assert pipeline.job.workers == ("cpu-0", "cpu-1", "cpu-2", "loader-0")
 
 
@@ -220,7 +220,7 @@ def test_a_job_of_higher_priority_gets_workers_that_wait_for_another(pipeline: A
     pipeline.tell(JobSubmitted(job="b", needs=pipeline.needs, priority=1))
     assert pipeline.job.phase is Phase.RELEASING
     pipeline.release()
-    pipeline.tell(WorkerJoined(worker="cpu-1", kind="cpu"))
+    pipeline.tell(WorkerJoined(worker="cpu-1"))
     assert pipeline.core.jobs["b"].phase is Phase.PLANNING
 
 

@@ -132,7 +132,7 @@ def test_resumed_it_goes_on_from_the_disk_to_its_end(rehearsal: Any, plan: Plan)
 def test_before_it_runs_it_stops_at_once_and_in_the_queue_it_leaves_it(plan: Plan) -> None:
     core = Core({"cpu-0": "cpu", "loader-0": "loader"})
     for worker in core.workers.values():
-        core.handle(WorkerJoined(worker=worker.name, kind=worker.kind), 0.0)
+        core.handle(WorkerJoined(worker=worker.name), 0.0)
     for job in ("a", "b"):
         core.handle(JobSubmitted(job=job, needs={"cpu": 1, "loader": 1}), 0.0)
     core.handle(PauseRequested(job="b"), 0.0)
@@ -151,7 +151,7 @@ def test_one_that_loses_a_worker_on_the_way_is_paused_all_the_same(rehearsal: An
     rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
     rehearsal.release()
     assert states(rehearsal)[-2:] == ["recovering", "paused"]
-    rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu"))
+    rehearsal.tell(WorkerJoined(worker="cpu-0"))
     assert rehearsal.job.phase is Phase.PAUSED
 
 
@@ -172,7 +172,7 @@ def test_what_it_had_come_to_when_it_lost_a_worker_is_what_it_goes_on_from(rehea
     assert rehearsal.job.phase is Phase.PAUSED
     rehearsal.tell(SnapshotSaved(job="a", path="there"))
     assert rehearsal.job.snapshot is None, "it is on the disk"
-    rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu"))
+    rehearsal.tell(WorkerJoined(worker="cpu-0"))
     rehearsal.tell(ResumeRequested(job="a"))
     assert rehearsal.job.phase is Phase.PLANNING, "where it is looked for what is there"
     assert snapshot is not None

@@ -379,7 +379,7 @@ class Play(RuleBasedStateMachine):
     def join(self, data: Any) -> None:
         name = data.draw(st.sampled_from([name for name, worker in self.workers.items() if worker.starting]))
         self.workers[name].starting, self.workers[name].alive = False, True
-        self.tell(WorkerJoined(worker=name, kind=self.core.workers[name].kind))
+        self.tell(WorkerJoined(worker=name))
 
     @precondition(lambda self: self.busy())
     @rule(data=st.data(), count=st.integers(1, 6))
@@ -520,7 +520,7 @@ class Play(RuleBasedStateMachine):
     def join_all(self) -> None:
         for name in [name for name, worker in self.workers.items() if worker.starting]:
             self.workers[name].starting, self.workers[name].alive = False, True
-            self.tell(WorkerJoined(worker=name, kind=self.core.workers[name].kind))
+            self.tell(WorkerJoined(worker=name))
 
     @rule(data=st.data(), exit_code=st.sampled_from([-9, -9, -9, -11]))
     def lose_a_worker_behind_a_snapshot(self, data: Any, exit_code: int) -> None:
@@ -639,7 +639,7 @@ class Play(RuleBasedStateMachine):
             starting = [name for name, worker in self.workers.items() if worker.starting]
             for name in starting:
                 self.workers[name].starting, self.workers[name].alive = False, True
-                self.tell(WorkerJoined(worker=name, kind=self.core.workers[name].kind))
+                self.tell(WorkerJoined(worker=name))
             busy = self.busy()
             for name in busy:
                 self.step(name, 2)

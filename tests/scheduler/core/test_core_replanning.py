@@ -220,7 +220,7 @@ def test_a_worker_that_is_lost_while_it_lets_go_is_no_loss_of_the_job(rehearsal:
     rehearsal.release()
     assert rehearsal.job.phase is Phase.QUEUED
     assert rehearsal.job.losses == []
-    rehearsal.tell(WorkerJoined(worker="cpu-1", kind="cpu"))
+    rehearsal.tell(WorkerJoined(worker="cpu-1"))
     assert all(command.plan is other for command in rehearsal.found(Prepare, attempt=2))
     rehearsal.prepare()
     rehearsal.run_to(STEPS)
@@ -341,7 +341,7 @@ def test_an_unclean_worker_is_replaced_before_it_goes_on(rehearsal: Any, other: 
     rehearsal.release()
     assert rehearsal.job.phase is Phase.QUEUED
     rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
-    rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu"))
+    rehearsal.tell(WorkerJoined(worker="cpu-0"))
     for worker in rehearsal.job.workers:
         rehearsal.tell(WorkerPrepared(job="a", attempt=2, worker=worker))
     assert rehearsal.job.phase is Phase.RUNNING

@@ -180,7 +180,7 @@ def test_one_that_is_lost_between_two_runs_is_waited_for(pipeline: Any) -> None:
     pipeline.tell(WorkerLost(worker="cpu-0", exit_code=-9))
     pipeline.release()
     assert (pipeline.job.phase, pipeline.job.attempt) == (Phase.MENDING, 2)
-    pipeline.tell(WorkerJoined(worker="cpu-0", kind="cpu"))
+    pipeline.tell(WorkerJoined(worker="cpu-0"))
     pipeline.prepare()
     assert pipeline.job.workers == ("cpu-1", "cpu-0", "loader-0")
     pipeline.run_to(pipeline.job.replay.iteration + 1)

@@ -39,8 +39,8 @@ class Rehearsal:
         names = {"cpu-0": "cpu", "gpu-0": "gpu", "loader-0": "loader"}
         self.core = Core(names)
         self.commands: list[Command] = []
-        for name, kind in names.items():
-            self.tell(WorkerJoined(worker=name, kind=kind))
+        for name in names:
+            self.tell(WorkerJoined(worker=name))
         self.tell(JobSubmitted(job="a", needs={"cpu": 1, "gpu": 1, "loader": 1}, inspector=1))
         self.tell(JobPlanned(job="a", attempt=1, plan=plan))
         for name in names:

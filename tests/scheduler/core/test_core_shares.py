@@ -40,7 +40,7 @@ class Rehearsal:
         self.core = Core({"cpu-0": "cpu", "cpu-1": "cpu", "loader-0": "loader"})
         self.commands: list[Command] = []
         for worker in self.core.workers.values():
-            self.tell(WorkerJoined(worker=worker.name, kind=worker.kind))
+            self.tell(WorkerJoined(worker=worker.name))
         self.tell(JobSubmitted(job="a", needs={"cpu": 2, "loader": 1}))
         self.tell(JobPlanned(job="a", attempt=1, plan=self.plan))
         for name in self.core.workers:

@@ -69,7 +69,7 @@ class Rehearsal:
         self.core = Core({f"{kind}-{n}": kind for kind, count in self.needs.items() for n in range(count)} | others)
         self.commands: list[Command] = []
         for worker in self.core.workers.values():
-            self.tell(WorkerJoined(worker=worker.name, kind=worker.kind))
+            self.tell(WorkerJoined(worker=worker.name))
         self.tell(JobSubmitted(job="a", needs=self.needs))
         self.prepare()
 
@@ -104,7 +104,7 @@ class Rehearsal:
     def lose(self, worker: str = "cpu-0", exit_code: int = -9) -> list[Command]:
         """The others let go, and it comes back; commands from then on."""
         self.tell(WorkerLost(worker=worker, exit_code=exit_code))
-        return self.release() + self.tell(WorkerJoined(worker=worker, kind=self.core.workers[worker].kind))
+        return self.release() + self.tell(WorkerJoined(worker=worker))
 
     def release(self) -> list[Command]:
         commands = []
@@ -243,7 +243,7 @@ def test_a_killed_workers_job_goes_on_with_the_same_plan(rehearsal: Rehearsal, p
         WorkerLost(worker="cpu-0", exit_code=-9)
     )
     assert rehearsal.release() == [RecordState(job="a", state="queued", attempt=2)], "the loader keeps what it has"
-    assert rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu")) == [
+    assert rehearsal.tell(WorkerJoined(worker="cpu-0")) == [
         RecordState(job="a", state="planning", attempt=2),
         *(
             Prepare(job="a", attempt=2, arenas=1, worker=worker, position=position, plan=plan, snapshot=whole)
@@ -466,7 +466,7 @@ def test_a_job_that_another_daemon_has_left_goes_on_with_the_shares_of_its_check
         job = rehearsal.job
         rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))  # before there was a snapshot
         rehearsal.release()
-        rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu"))
+        rehearsal.tell(WorkerJoined(worker="cpu-0"))
         rehearsal.tell(JobPlanned(job="a", attempt=2, plan=plan, checkpoint=checkpoint))
         for worker in job.workers:
             rehearsal.tell(WorkerPrepared(job="a", attempt=2, worker=worker))
@@ -602,7 +602,7 @@ def test_a_directory_that_is_lost_between_two_attempts_takes_them_too(
     """The job was prepared with a snapshot that was gone, and lost an attempt to that."""
     taken(rehearsal)
     lose(rehearsal)
-    rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu"))
+    rehearsal.tell(WorkerJoined(worker="cpu-0"))
     assert rehearsal.commands[-1] == PlanJob(job="a", attempt=rehearsal.job.attempt, worker="cpu-0")
     rehearsal.prepare()
     assert rehearsal.found(Prepare)[-1].snapshot is None

@@ -196,7 +196,7 @@ def test_a_job_that_hangs_again_and_again_fails_with_what_it_hangs_in(rehearsal:
         rehearsal.bring("a", Phase.RUNNING)
         hung(rehearsal, attempt=attempt, worker=worker)
         rehearsal.tell(WorkerLost(worker=worker, exit_code=-9))
-        rehearsal.tell(WorkerJoined(worker=worker, kind="cpu"))
+        rehearsal.tell(WorkerJoined(worker=worker))
         last = rehearsal.release("a")[-1]
     assert isinstance(last, RecordState)
     assert (last.state, last.reason, last.attempt) == ("failed", "hung", MAX_LOSSES + 1)
@@ -244,7 +244,7 @@ def test_a_loss_after_a_hang_is_told_as_a_loss(rehearsal: Any) -> None:
     rehearsal.bring("a", Phase.RUNNING)
     hung(rehearsal)
     rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
-    rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu"))
+    rehearsal.tell(WorkerJoined(worker="cpu-0"))
     rehearsal.release("a")
     rehearsal.bring("a", Phase.RUNNING)
     worker = rehearsal.workers("a")[0]

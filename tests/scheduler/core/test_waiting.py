@@ -17,7 +17,7 @@ Submit = Callable[..., None]
 def core() -> Core:
     core = Core({f"{kind}-{number}": kind for kind in ("cpu", "loader") for number in range(2)})
     for worker in core.workers.values():
-        core.handle(WorkerJoined(worker=worker.name, kind=worker.kind), 0.0)
+        core.handle(WorkerJoined(worker=worker.name), 0.0)
     return core
 
 

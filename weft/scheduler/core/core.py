@@ -45,7 +45,7 @@ class Core(Starting):
     """Errors: IllegalMove for a bug of ours."""
 
     def start(self) -> list[Command]:
-        return [events.StartWorker(worker=w.name, kind=w.kind, delay_seconds=0.0) for w in self.workers.values()]
+        return [events.StartWorker(worker=w.name, delay_seconds=0.0) for w in self.workers.values()]
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """What to do about what happened. now: seconds on any clock that never goes back."""
@@ -301,7 +301,7 @@ class Core(Starting):
         commands: list[Command] = []
         if not self.draining:
             delay = back_off(worker.failures)
-            commands.append(events.StartWorker(worker=worker.name, kind=worker.kind, delay_seconds=delay))
+            commands.append(events.StartWorker(worker=worker.name, delay_seconds=delay))
         if name is None:
             return commands
         job = self.jobs[name]

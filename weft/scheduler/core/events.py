@@ -48,7 +48,6 @@ class JobSubmitted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJoined:
     worker: str
-    kind: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +220,6 @@ class StartWorker:
     """Answered by WorkerJoined or WorkerLost."""
 
     worker: str
-    kind: str
     delay_seconds: float
 
 

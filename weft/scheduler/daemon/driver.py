@@ -168,7 +168,7 @@ class Driver:
             self._exporter.set("weft_worker_up", worker.up, worker=worker.name)
             if not self._pool.has(worker.name):
                 delay = back_off(worker.failures)
-                self._perform(events.StartWorker(worker=worker.name, kind=worker.kind, delay_seconds=delay))
+                self._perform(events.StartWorker(worker=worker.name, delay_seconds=delay))
         for run in self.runs.values():
             self._metrics.go_on(run)
             job = self.core.jobs.get(run.job)

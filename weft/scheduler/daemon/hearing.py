@@ -195,7 +195,7 @@ class Hearing:
             raise Garbled("it has joined already")
         self._exporter.set("weft_worker_up", 1, worker=worker)
         self._device_facts.add(worker, message)
-        self._feed(WorkerJoined(worker=worker, kind=self._core.workers[worker].kind))
+        self._feed(WorkerJoined(worker=worker))
 
     def _inspected(self, message: Message, job: Job, run: Run) -> None:
         if job.phase is not Phase.PLANNING:

@@ -146,8 +146,8 @@ class _Run:
 
     def to_end(self) -> Simulation:
         self._core.start()
-        for name, worker in self._core.workers.items():
-            self._feed(WorkerJoined(worker=name, kind=worker.kind))
+        for name in self._core.workers:
+            self._feed(WorkerJoined(worker=name))
         self._feed(JobSubmitted(job=_JOB, needs=Counter(self._plan.workers)))
         while self._happening:
             self._now, _, lane, task, iteration = heapq.heappop(self._happening)

@@ -130,7 +130,7 @@ def played(rehearsal: Any) -> Iterator[list[Command]]:
                 yield tell(SnapshotSaved(job="a", path="somewhere"))
     yield tell(WorkerLost(worker="cpu-1", exit_code=-9))
     yield rehearsal.release("a")
-    yield tell(WorkerJoined(worker="cpu-1", kind="cpu"))
+    yield tell(WorkerJoined(worker="cpu-1"))
     for worker in tuple(rehearsal.core.jobs["a"].waiting_for):
         yield tell(WorkerPrepared(job="a", attempt=2, worker=worker))
     yield tell(PauseRequested(job="b"))
