@@ -20,7 +20,7 @@ from weft.transport.wire.frames import MAX_CLIENT_FRAME_BYTES, PROTOCOL, FrameRe
 HANG_UP = object()
 HOLD = object()
 GREETING = {"hello": {"protocol": PROTOCOL, "version": "0.1.0", "pid": 4242}}
-START_SECONDS = 10.0
+START_SECONDS = 180.0
 
 
 class ScriptedDaemon:

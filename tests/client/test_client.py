@@ -115,7 +115,7 @@ def test_follow_resumes_at_the_last_byte_offset_after_a_lost_connection(path: Pa
 
 def test_follow_goes_on_with_a_daemon_that_was_started_again(path: Path) -> None:
     with ScriptedDaemon(path, {"follow": [[log("a", 1), HOLD]]}):
-        events = Client(path, timeout=5.0).follow("digits-1")
+        events = Client(path, timeout=180.0).follow("digits-1")
         assert next(events) == {"log": "a", "offset": 1}
     with ScriptedDaemon(path, {"follow": [[log("b", 2), DONE]]}) as second:
         assert [event.get("log") for event in events] == ["b", None]
@@ -176,7 +176,7 @@ def test_log_ends_where_the_log_ends(path: Path, call: Any) -> None:
 
 
 def test_leaving_a_follower_early_closes_its_connection(path: Path) -> None:
-    follow = Client(path, timeout=5.0).follow("digits-1")
+    follow = Client(path, timeout=180.0).follow("digits-1")
     with ScriptedDaemon(path, {"follow": [[log("a", 1), HOLD]]}), contextlib.closing(follow) as events:
         next(events)
     # a socket left open would warn
@@ -403,11 +403,11 @@ def test_no_part_of_the_command_line_imports_torch() -> None:
         "assert all(getattr(weft, name) for name in weft.__all__ if name != 'Workload')\n"
         "sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=180).returncode == 0
 
 
 def test_the_list_of_jobs_waits_for_no_heavy_import() -> None:
     heavy = ["asyncio", "pydantic", "rich", "typer", "torch"]
     code = "import sys, weft.cli.main, weft.cli.exits, weft.cli.verbs.job_list\n"
     code += f"sys.exit(any(name in sys.modules for name in {heavy}))"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=180).returncode == 0

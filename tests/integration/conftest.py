@@ -46,7 +46,7 @@ def shared(strategy: dict[str, Any], **options: object) -> Iterator[RealDaemon]:
         running.until_idle()
         yield running
         assert running.stop() == 0
-        running.until_nothing_lives(5.0)
+        running.until_nothing_lives()
         assert list(running.runtime.iterdir()) == []
         assert "Traceback" not in running.log()
     finally:
@@ -76,7 +76,7 @@ def lent(running: RealDaemon) -> Iterator[None]:
     running.cancel_all()
     running.until_idle()
     try:
-        until(lambda: not running.footprint() - before, "the daemon's descriptors and mappings", 10.0)
+        until(lambda: not running.footprint() - before, "the daemon's descriptors and mappings")
     except AssertionError:
         assert running.footprint() == before  # tells which
 
@@ -89,7 +89,7 @@ def shared_restarting() -> Iterator[RealDaemon]:
         running.start()
         yield running
         running.stop()
-        running.until_nothing_lives(5.0)
+        running.until_nothing_lives()
         assert list(running.runtime.iterdir()) == []
     finally:
         running.close()
@@ -119,7 +119,7 @@ def own_daemon() -> Iterator[Callable[..., RealDaemon]]:
         yield start
         for running in started:
             running.stop()
-            running.until_nothing_lives(5.0)
+            running.until_nothing_lives()
             assert list(running.runtime.iterdir()) == []
     finally:
         for running in started:
@@ -131,7 +131,7 @@ def nothing_is_left() -> Iterator[None]:
     """No new thread or descriptor of this process, and no name in /dev/shm, outlives a test."""
     before = _held()
     yield
-    until(lambda: _held() <= before, f"the end of {_held() - before}", 10.0)
+    until(lambda: _held() <= before, f"the end of {_held() - before}")
 
 
 def _held() -> set[str]:

@@ -107,7 +107,7 @@ def test_a_daemon_that_stops_on_a_full_disk_says_which_ends_are_lost_and_those_j
         gate.open()
         assert daemon.client.wait(job)["state"] == "completed"
         daemon.signal(signal.SIGTERM)
-        daemon.process.wait(60.0)
+        daemon.process.wait(180.0)
     assert f"the newest states of {job} are lost; unfinished in the ledger, they run again" in daemon.log()
     daemon.start()
     assert states(daemon) == {job: "completed"}

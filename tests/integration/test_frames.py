@@ -318,7 +318,7 @@ def test_frames_by_chance_are_answered_and_the_daemon_lives(own_daemon: Any, num
     assert honest.answered > 0
     assert codes["internal-error"] == 0, daemon.log()[-3000:]
     assert "Traceback" not in daemon.log()
-    until(lambda: psutil.Process(daemon.process.pid).memory_info().rss < before + 16 * MIB, "the daemon's memory", 30.0)
+    until(lambda: psutil.Process(daemon.process.pid).memory_info().rss < before + 16 * MIB, "the daemon's memory")
 
 
 CHATTY = """

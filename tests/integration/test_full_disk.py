@@ -31,7 +31,7 @@ def daemon(tmp_path: Path) -> Iterator[Any]:
     try:
         yield running.start()
         assert running.stop() == 0
-        running.until_nothing_lives(5.0)
+        running.until_nothing_lives()
     finally:
         running.process.kill()
         running.process.wait()

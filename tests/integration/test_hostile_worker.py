@@ -117,7 +117,7 @@ def besieged() -> Iterator[RealDaemon]:
         running.start()
         yield running
         assert running.stop() == 0
-        running.until_nothing_lives(5.0)
+        running.until_nothing_lives()
         assert "Traceback" not in (running.home / "daemon.log").read_text()
     finally:
         running.close()

@@ -338,7 +338,7 @@ def test_a_killed_daemon_leaves_no_process_and_followers_outlive_it_to_the_same_
         assert follower.stdout is not None
         assert any("at the gate" in line for line in iter(follower.stdout.readline, ""))
         restarting.kill()
-        restarting.until_nothing_lives(5.0)
+        restarting.until_nothing_lives()
         gate.open()
         restarting.start()
         rest, errors = follower.communicate(timeout=SECONDS)
@@ -360,7 +360,7 @@ def test_sigterm_lets_running_jobs_end_and_keeps_the_others_for_the_next_daemon(
         assert restarting.client.submit(waiting_spec, job=waiting) == {"job": waiting, "created": False}
         gate.open()
         assert restarting.process.wait(SECONDS) == 0
-    restarting.until_nothing_lives(5.0)
+    restarting.until_nothing_lives()
     assert list(restarting.runtime.iterdir()) == []
     restarting.start()
     assert has_the_plain_loops_result(restarting.client.wait(job), spec)
@@ -422,7 +422,7 @@ def test_a_daemon_whose_fork_server_is_killed_ends_with_an_error_and_leaves_noth
         restarting.fork_server().kill()
         assert restarting.process.wait(SECONDS) == 1
         assert "weft: the fork server died" in restarting.log()
-        restarting.until_nothing_lives(5.0)
+        restarting.until_nothing_lives()
         assert list(restarting.runtime.iterdir()) == []
 
 
@@ -436,7 +436,7 @@ def test_everything_killed_at_once_leaves_nothing_in_shared_memory_and_a_restart
             with contextlib.suppress(psutil.NoSuchProcess):  # the kernel was faster
                 process.kill()
         restarting.process.wait(SECONDS)
-        restarting.until_nothing_lives(5.0)
+        restarting.until_nothing_lives()
         assert not restarting.names_in_shared_memory()
         gate.open()
     restarting.start()

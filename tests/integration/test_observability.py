@@ -55,7 +55,7 @@ def test_prometheus_is_served_beside_a_running_daemon_until_it_is_interrupted(
                 assert b"WeftJobStalls" in answer.read()
         finally:
             serving.send_signal(signal.SIGINT)
-        assert serving.wait(30) == 0
+        assert serving.wait(180) == 0
 
 
 @needs_prometheus

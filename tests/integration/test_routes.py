@@ -98,7 +98,7 @@ def goes_to(daemon: RealDaemon, job: str, where: str) -> None:
         parts = [part.rpartition(" by ") for part in daemon.client.show(job)["plan"]["updates"].split("; ")]
         return any(where in worker and str(BUCKET) in numbers for numbers, _, worker in parts)
 
-    until(has_come, f"bucket {BUCKET} by {where}", 40.0)
+    until(has_come, f"bucket {BUCKET} by {where}")
 
 
 @pytest.mark.days(3)

@@ -75,7 +75,7 @@ def faulty_daemon() -> Iterator[Any]:
     try:
         yield running.start()
         assert running.stop() == 0
-        running.until_nothing_lives(10.0)
+        running.until_nothing_lives()
     finally:
         running.close()
 

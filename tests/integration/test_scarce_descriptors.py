@@ -56,7 +56,7 @@ def limited() -> Iterator[Callable[[int], Any]]:
         yield start
         for daemon in started:
             assert daemon.stop() == 0
-            daemon.until_nothing_lives(5.0)
+            daemon.until_nothing_lives()
             assert "Traceback" not in daemon.log()
     finally:
         for daemon in started:

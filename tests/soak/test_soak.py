@@ -20,7 +20,7 @@ from deck import Card, Row, chosen, dealt, decks
 
 from weft.spec.presets import PRESETS
 
-SOON = 30.0
+SOON = 180.0  # for anything that is awaited
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -27,7 +27,7 @@ from weft.transport.memory.directory import Directory, DirectoryServer, SharedMe
 
 FORK = multiprocessing.get_context("fork")
 KEY = b"a key of 32 bytes, known to both"
-SOON = 20.0
+SOON = 180.0  # for anything that is awaited
 
 
 class Serving:

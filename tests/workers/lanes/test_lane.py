@@ -36,7 +36,7 @@ from weft.workers.lanes.stream_lane import StreamLane
 thread_device = runpy.run_path(str(Path(__file__).with_name("thread_device.py")))["thread_device"]
 
 RUN_WHERE_THEY_ARE_LAUNCHED = ["host", "stand-in"]
-SOON = 20.0
+SOON = 180.0  # for anything that is awaited
 ELSEWHERE = 9  # a task of another lane
 
 

@@ -28,7 +28,7 @@ from weft.workers.lanes.queue import Inbox
 thread_device = runpy.run_path(str(Path(__file__).with_name("thread_device.py")))["thread_device"]
 
 RUN_WHERE_THEY_ARE_LAUNCHED = ["host", "stand-in"]
-SOON = 20.0
+SOON = 180.0  # for anything that is awaited
 THREADS = 3  # of torch; another number than the main thread has here
 LANES = {"compute": [{"id": 0}], "sync": [{"id": 1}]}
 Run = Callable[[Iteration], None]

@@ -40,6 +40,7 @@ def workload(kind="", error=""):
 """
 LARGE = LITTLE_BYTES + 1
 UNKNOWN = CodeVersion("digits", {})
+SECONDS = 180.0  # for anything that is awaited
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_whole_models_are_built_one_at_a_time(
     def build() -> None:
         with built(spec, unneeded, set(sys.modules), Untouched(), UNKNOWN):
             has_begun.set()
-            may_end.wait(30.0)
+            may_end.wait(SECONDS)
 
     def build_too() -> None:
         with built(spec, unneeded, set(sys.modules), Untouched(), UNKNOWN):
@@ -120,7 +121,7 @@ def test_whole_models_are_built_one_at_a_time(
 
     first, other = threading.Thread(target=build), threading.Thread(target=build_too)
     first.start()
-    assert has_begun.wait(30.0)
+    assert has_begun.wait(SECONDS)
     calls = Path("calls").read_text()
     other.start()
     assert not entered.wait(0.3)
@@ -128,7 +129,7 @@ def test_whole_models_are_built_one_at_a_time(
         assert Path("calls").read_text() == calls, "it is not even called"
     may_end.set()
     for thread in (first, other):
-        thread.join(30.0)
+        thread.join(SECONDS)
     assert entered.is_set()
 
 
