@@ -1,1 +1,1 @@
-"""Metrics: interval accounting over stamped records, and its Prometheus view."""
+"""Metrics: rows into figures, and what is shown of them: accounts, Prometheus, recordings, pictures, boards."""

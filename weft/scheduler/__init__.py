@@ -1,1 +1,1 @@
-"""Scheduler: the pure core (graph, schedules, planner, simulator, core) and the daemon's shell around it."""
+"""The daemon's process: the pure state machine, planner and policies, and what keeps and runs them."""

@@ -1,1 +1,1 @@
-"""Policies with a memory that change a running job: shares, stealing, routes, pace. Pure."""
+"""Policies with a memory that change a running job: shares, stealing, routes, another plan. Pure."""

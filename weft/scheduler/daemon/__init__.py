@@ -1,1 +1,1 @@
-"""The shell: driver, service, reception, pool, service manager."""
+"""The shell: driver, service, reception, hearing and orders, pool, looks for hangs, service manager."""

@@ -1,1 +1,1 @@
-"""The fork server, the worker process, its output and footprint."""
+"""The fork server; workers, spares and savers, from their start on; their output and footprint."""
