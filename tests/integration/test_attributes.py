@@ -295,8 +295,8 @@ def test_what_a_stage_has_tried_of_others_modules_is_none_of_their_numbers(daemo
         before = {"resume_from": result["run_dir"]}
 
 
-@pytest.mark.slow(seconds=4)
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.slow(seconds=7)
+@pytest.mark.pairs(schedule=("gpipe", "1f1b"))  # one a day
 def test_so_they_do_behind_a_loss(daemon: Any, schedule: str) -> None:
     strategy = {"stages": 3, "microbatches": 2, "schedule": schedule}
     with held_behind_a_snapshot(daemon, strategy, source=COUNTING, batch_size=8) as (job, spec, gate):

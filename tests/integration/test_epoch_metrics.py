@@ -119,7 +119,7 @@ def test_it_is_as_in_the_plain_loop(machine: Any, tmp_path: Path, validates: boo
     assert len(list(tmp_path.glob("*-died"))) == (dies_at >= 0)
 
 
-@pytest.mark.parametrize("validates", [True, False])
+@pytest.mark.pairs(validates=(True, False))  # one a day
 @pytest.mark.slow(seconds=6)
 def test_who_goes_on_from_a_checkpoint_tells_each_epoch_once(restarting: Any, tmp_path: Path, validates: bool) -> None:
     """The daemon is killed while an epoch is asked about; of those before it one may be made again."""

@@ -74,7 +74,7 @@ def workload(gates=("", ""), calls_at=(0, 0), plain=False):
 
 
 @pytest.mark.slow(seconds=4)
-@pytest.mark.parametrize("victim", ["cpu", "loader"])
+@pytest.mark.pairs(victim=("cpu", "loader"))  # one a day
 def test_they_go_on_behind_a_loss(daemon: Any, victim: str) -> None:
     """With the worker that has them lost, and without."""
     with held_behind_a_snapshot(daemon, {"microbatches": 2}, source=COUNTING, batch_size=8) as (job, spec, gate):
