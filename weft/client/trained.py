@@ -26,7 +26,7 @@ class Trained:
     steps: int  # training steps
     loss: float | None  # of the last step; None where it was not finite
     validation: Mapping[str, float]  # the newest means over the validation data; empty without such data
-    seconds: float  # that it took
+    seconds: float  # from when it first had workers to its end, pauses among them
     run_dir: Path
     model: Path  # the trained weights, in safetensors, by the names of the model's state dict
 
@@ -44,7 +44,7 @@ class Trained:
 
     @property
     def losses(self) -> list[float | None]:
-        """The loss of each training step."""
+        """The loss of each training step, None where it was not finite. Errors: as of `history`, like the next."""
         return [step.loss for step in self.history.steps]
 
     @property
@@ -60,7 +60,8 @@ class Trained:
 
     def load_into(self, model: nn.Module) -> nn.Module:
         """Gives a model of the same class the trained weights, and returns it. What a module tells as its extra state
-        stays as it is: the file has tensors alone."""
+        stays as it is: the file has tensors alone. Errors: OSError; torch's RuntimeError for a model whose state dict
+        has other names or shapes."""
         extra = {name: each for name, each in model.state_dict().items() if name.endswith("_extra_state")}
         model.load_state_dict(extra | self.state_dict())
         return model

@@ -27,8 +27,8 @@ class StepLogError(ValueError):
 class Step:
     """One training step. None: not measured, or not a finite number."""
 
-    step: int
-    epoch: int
+    step: int  # from 1
+    epoch: int  # from 0, as in metrics.jsonl; the job's log counts from 1
     loss: float | None
     lr: float | None
     grad_norm: float | None
@@ -42,7 +42,7 @@ class Validation:
     """After so many steps: the mean of each metric over the validation data, or what the job's own function says."""
 
     step: int
-    epoch: int
+    epoch: int  # from 0
     values: Mapping[str, float | None]
 
 

@@ -167,7 +167,8 @@ class Server:
         self._known.pop((job, name), None)
 
     def hand_on(self) -> None:
-        """Of names that another block has by now, the first is told once all others are handed on."""
+        """Errors: SharedMemoryGone. Of names that another block has by now it tells the first, once all others are
+        handed on."""
         self.connect()
         taken: ValueError | None = None
         for (job, name), known in list(self._known.items()):

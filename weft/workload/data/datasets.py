@@ -44,7 +44,7 @@ _LOADERS: dict[Field, tuple[str, str]] = {  # methods of what has both kinds of 
 
 
 def dataset_of(data: Any, field: Field, workload: Workload) -> Dataset[Any]:
-    """A sized map-style dataset from what the user gave."""
+    """A sized map-style dataset from what the user gave. Raises WorkloadError that names the field."""
     data = _with_tensors(data)
     if isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, torch.Tensor) for part in data):
         inputs, targets = data
