@@ -77,7 +77,8 @@ class Planned:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """As in a lane: with more, a sum is cut where another one is not."""
+    """As in a lane: with more, a sum is cut where another one is not, and a tensor in the middle of a vector, where
+    bfloat16 rounds otherwise."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -39,15 +39,6 @@ ALIGNMENT_BYTES, VECTORS_BYTES = 64, 128
 
 Factory = Callable[[Any], torch.optim.Optimizer]
 Touched = Callable[[int], bool]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads cut a tensor in the middle of a vector, where bfloat16 rounds otherwise; a lane has one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def real_parameters(
