@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from measure import Result, main, ratio_result
-from pipeline import CASES, ENVIRONMENT, ROUNDS, STARTS, Case, ask, stages_of, torch_peers
+from pipeline import CASES, ENVIRONMENT, ROUNDS, STARTS, Case, stages_of, torch_peers
 from slices import ENDLESS, SlicedParty, medians, sliced_job, take_turns
 
 import weft.client.embedded
@@ -83,7 +83,7 @@ def _iterations(case: Case, starts: int, rounds: int) -> list[Result]:
             order = [0, 1] if start % 2 else [1, 0]
             jobs = {which: stack.enter_context(sliced_job(specs[which], warm=WARM_ITERATIONS)) for which in order}
             peers = [
-                SlicedParty(stack.enter_context(torch_peers(case, SCHEDULE, stages, allocator)), ask)
+                SlicedParty(stack.enter_context(torch_peers(case, SCHEDULE, stages, allocator)))
                 for allocator in (ALLOCATOR, {})
             ]
             beside = take_turns([*jobs.values(), *peers], rounds, case.seconds)

@@ -13,7 +13,6 @@ Before any time counts, the losses of the first steps are compared: all three tr
 from __future__ import annotations
 
 import functools
-import json
 import os
 import statistics
 import tempfile
@@ -26,7 +25,7 @@ from typing import Any
 
 from job_steps import rows_of
 from measure import Result, interleave, main, ratio_result, value_result
-from party import Party, party
+from party import Party, ask, party
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported, if not in __all__
 
 import weft.client.embedded
@@ -196,28 +195,15 @@ def _peers(case: Case, configs: list[dict[str, Any]]) -> Iterator[Party]:
         yield processes
 
 
-def _ask(processes: Party, iterations: int) -> list[dict[str, list[float]]]:
-    """Has every process take so many steps at the same time; what each of them measured."""
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write(f"run {iterations}\n")
-        process.stdin.flush()
-    answers = []
-    for process in processes:
-        assert process.stdout is not None
-        answers.append(json.loads(process.stdout.readline()))
-    return answers
-
-
 def _losses(processes: Party) -> list[float]:
     """Of the first steps, over the whole batch: every rank has as many samples of it."""
-    answers = _ask(processes, SAME_STEPS)
+    answers = ask(processes, SAME_STEPS)
     return [statistics.mean(losses) for losses in zip(*(answer["losses"] for answer in answers), strict=True)]
 
 
 def _seconds(processes: Party, iterations: int) -> float:
     """Median iteration of a turn, of the slower rank; the steps before it were its warm-up."""
-    answers = _ask(processes, iterations)
+    answers = ask(processes, iterations)
     slowest: list[float] = [max(each) for each in zip(*(answer["seconds"] for answer in answers), strict=True)]
     return statistics.median(slowest)
 

@@ -10,13 +10,12 @@ take turns, with one thread each and the same allocator:
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 
 from job_steps import rows_of
 from measure import Result, main, ratio_result, value_result
-from party import Party, party
+from party import Party, ask, party
 
 import weft.client.embedded
 from weft.client.client import Client
@@ -68,12 +67,8 @@ def _weft(client: Client, loaders: int, steps: int) -> float:
 
 
 def _dataloader(peers: Party, steps: int) -> float:
-    (process,) = peers
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(f"run {WARM_ITERATIONS + steps}\n")
-    process.stdin.flush()
-    seconds = json.loads(process.stdout.readline())["seconds"]
+    (answer,) = ask(peers, WARM_ITERATIONS + steps)
+    seconds = answer["seconds"]
     return BATCH_SIZE * steps / sum(seconds[WARM_ITERATIONS:])
 
 

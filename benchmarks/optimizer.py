@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import json
 import os
 import statistics
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 from measure import Result, interleave, main, ratio_result, value_result
-from party import Party, party
+from party import Party, ask, party
 
 LAYERS, WIDTH = 3, 4096
 STEPS = 5  # of one turn, whose median counts
@@ -109,14 +108,7 @@ def _owners(cores: list[int]) -> Iterator[Party]:
 
 def _seconds(processes: Party, way: str) -> float:
     """Median step of a turn. Every process of the party measures the same steps; the slowest's count."""
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write(f"run {way} {STEPS}\n")
-        process.stdin.flush()
-    answers = []
-    for process in processes:
-        assert process.stdout is not None
-        answers.append(json.loads(process.stdout.readline()))
+    answers = ask(processes, f"{way} {STEPS}")
     slowest: list[float] = [max(seconds) for seconds in zip(*answers, strict=True)]
     return statistics.median(slowest)
 

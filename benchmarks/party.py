@@ -60,3 +60,16 @@ def party(
                 process.wait()
             assert process.stdout is not None
             process.stdout.close()
+
+
+def ask(processes: Party, what: object) -> list[Any]:
+    """Has every process run that at the same time, such as a number of iterations; what each of them measured."""
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(f"run {what}\n")
+        process.stdin.flush()
+    answers = []
+    for process in processes:
+        assert process.stdout is not None
+        answers.append(json.loads(process.stdout.readline()))
+    return answers

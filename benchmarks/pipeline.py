@@ -33,7 +33,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from job_steps import rows_of
 from measure import Result, interleave, main, ratio_result
@@ -228,10 +227,10 @@ def _start(
             for form in forms
         ]
         gloo = [
-            SlicedParty(stack.enter_context(torch_peers(case, name, _chunks(stages, TORCH_SCHEDULES[name]))), ask)
+            SlicedParty(stack.enter_context(torch_peers(case, name, _chunks(stages, TORCH_SCHEDULES[name]))))
             for name in torch_seconds
         ]
-        alone = [SlicedParty(stack.enter_context(_stage_peers(case, form, _split(stages))), ask) for form in forms]
+        alone = [SlicedParty(stack.enter_context(_stage_peers(case, form, _split(stages)))) for form in forms]
         beside = take_turns([*ours, *gloo, *alone], rounds, case.seconds)
         columns: list[list[list[float]]] = []
         for form, job, peers in zip(forms, ours, alone, strict=True):
@@ -350,19 +349,6 @@ def _stage_peers(case: Case, form: Form, split: list[int]) -> Iterator[Party]:
     ]
     with party("stage_tasks.py", configs) as peers:
         yield peers
-
-
-def ask(processes: Party, iterations: int) -> list[Any]:
-    """Has every process run so many iterations at the same time; what each of them measured."""
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write(f"run {iterations}\n")
-        process.stdin.flush()
-    answers = []
-    for process in processes:
-        assert process.stdout is not None
-        answers.append(json.loads(process.stdout.readline()))
-    return answers
 
 
 if __name__ == "__main__":

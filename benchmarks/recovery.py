@@ -35,7 +35,7 @@ from typing import Any
 from job_steps import rows_of
 from killed_jobs import Killed, kill_ours, kill_torchruns
 from measure import Result, interleave, make_parser, ratio_result, report, text_table, value_result
-from party import Party, party
+from party import Party, ask, party
 
 import weft.client.embedded
 from weft.client.client import Client
@@ -231,11 +231,11 @@ def checkpoints(client: Client, case: Case, turns: int) -> list[Result]:
     theirs: dict[str, list[Saved]] = {kind: [] for kind in KINDS}
     with _async_save(case) as peers:
         for kind in KINDS:
-            _ask(peers, kind)  # warm-up: what is copied to is touched for the first time
+            _saved(peers, kind)  # warm-up: what is copied to is touched for the first time
 
         def all_kinds() -> Ran:
             for kind in KINDS:
-                theirs[kind] += [_ask(peers, kind) for _ in range(SAVES)]
+                theirs[kind] += [_saved(peers, kind) for _ in range(SAVES)]
             return Ran([], 0.0)
 
         specs = (case.spec(), case.spec(strategy=OFF), case.spec(checkpoint={"every": f"{OFTEN} steps"}))
@@ -323,13 +323,9 @@ def _async_save(case: Case) -> Iterator[Party]:
         yield peers
 
 
-def _ask(peers: Party, kind: str) -> Saved:
-    (process,) = peers
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(f"run {2 * BESIDE} {kind}\n")
-    process.stdin.flush()
-    return Saved(**json.loads(process.stdout.readline()))
+def _saved(peers: Party, kind: str) -> Saved:
+    (answer,) = ask(peers, f"{2 * BESIDE} {kind}")
+    return Saved(**answer)
 
 
 # --- when a worker is killed

@@ -22,13 +22,13 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
-from party import Party
+from party import Party, ask
 
 import weft.client.embedded
 from weft.client.client import Client
@@ -120,8 +120,8 @@ def sliced_job(spec: JobSpec, *, warm: int, workers: int = 2, stand_ins: int = 0
 class SlicedParty:
     """Peers that run iterations when they are asked, and tell of each."""
 
-    def __init__(self, peers: Party, ask: Callable[[Party, int], list[Any]]) -> None:
-        self._peers, self._ask = peers, ask
+    def __init__(self, peers: Party) -> None:
+        self._peers = peers
         ask(peers, WARM_ITERATIONS)
         started = time.perf_counter()
         ask(peers, WARM_ITERATIONS)
@@ -142,7 +142,7 @@ class SlicedParty:
     def slice(self, seconds: float) -> None:
         self.go_on()
         iterations = max(self.uncounted + LEAST, round(seconds / self.iteration_seconds))
-        self._answers.append(self._ask(self._peers, iterations))
+        self._answers.append(ask(self._peers, iterations))
         self.stop()
 
     def slices(self) -> list[list[Any]]:

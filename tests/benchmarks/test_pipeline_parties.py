@@ -7,6 +7,7 @@ from typing import Any
 
 import pipeline
 import pytest
+from party import ask
 from pipeline import TORCH_SCHEDULES, Case
 
 SMALL = Case(
@@ -35,7 +36,7 @@ def party_of(name: str) -> Iterator[Any]:
 def test_a_party_of_the_pipelines_makes_iterations_and_tells_what_they_took(name: str) -> None:
     """Two of them were broken by changes elsewhere, which nobody saw until the next full run."""
     with party_of(name) as peers:
-        answers = pipeline.ask(peers, 3)
+        answers = ask(peers, 3)
     assert len(answers) == 2
     for answer in answers:
         times = list(answer.values()) if name == ALONE else [answer]
