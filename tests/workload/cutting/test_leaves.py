@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from weft.workload.cutting.leaves import replaced, tensors_in
+from weft.workload.cutting.leaves import copied, replaced, tensors_in
 
 Pair = namedtuple("Pair", ["first", "second"])
 
@@ -64,3 +64,14 @@ def test_others_stand_in_the_same_places_and_the_first_value_is_as_it_was() -> N
     assert other[3] is value[3]
     assert other[2]["c"][1:] == (3, "text")
     assert all(one is tensor for one, tensor in zip(tensors_in(value), tensors, strict=True))
+
+
+def test_a_copy_has_the_same_tensors_in_containers_of_its_own() -> None:
+    value, tensors = structure()
+    other = copied({"all": value, "none": []})
+    assert all(one is tensor for one, tensor in zip(tensors_in(other), tensors, strict=True))
+    other["none"].append(1)
+    first, second, third, cache, _ = other["all"]
+    first.second["c"] = second.tensor = third["c"] = None
+    assert cache is value[3]
+    assert [len(value[0].second), value[1].tensor is None, value[2]["c"] is None] == [2, False, False]

@@ -467,3 +467,36 @@ def test_a_shape_that_goes_by_numbers_of_another_stage_is_refused_where_the_step
             assert torch.equal(run_stages(stages, step, batch), step(model, batch))
     with pytest.raises(PlaceholderError, match=r"Block\) has the shape \(2, 6, 4\), and the step went by \(2, 4, 4\)"):
         run_stages(stages, step, batches[2])
+
+
+class Filling(nn.Module):
+    """Writes to the dict that it is given, and returns that: a value beside what came, and one tensor twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+
+    def forward(self, state: dict[str, Any]) -> dict[str, Any]:
+        state["x"] = self.line(state["x"]).tanh()
+        state["sizes"] = state["sizes"] + state["x"].square().mean() if "sizes" in state else state["x"].mean()
+        state["seen"].append(state["x"])
+        return state
+
+
+def test_a_dict_that_blocks_write_to_and_return_is_passed_on_wherever_the_model_is_cut() -> None:
+    """A block that was skipped for the first time wrote to it, and what it gives back was looked for there; what it
+    returns twice was two tensors, one of which never came."""
+    torch.manual_seed(0)
+    model = Blocks(4, Filling)
+
+    def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        state = model({"x": batch, "mask": batch > 0, "seen": []})
+        loss: torch.Tensor = (state["x"] * state["mask"]).sum() + state["sizes"] + torch.stack(state["seen"]).sum()
+        return loss
+
+    found = recorded(model, step, torch.randn(2, 4))
+    assert found.problems == {}
+    stages = late_stages_of(model, found, [1, 2, 3])
+    for length in (2, 2, 3, 4, 5):
+        batch = torch.randn(length, 4)
+        assert torch.equal(run_stages(stages, step, batch), step(model, batch))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -98,6 +98,20 @@ def replaced(value: Any, by: Callable[[torch.Tensor], Any]) -> Any:
     return tree_unflatten(made, spec)
 
 
+def copied(value: Any) -> Any:
+    """The same tensors, in containers of its own, which may be written to."""
+    if value is None or isinstance(value, (int, float, str, torch.Tensor)):
+        return value
+    leaves, spec = tree_flatten(value)
+    if len(leaves) != 1 or leaves[0] is not value:
+        return tree_unflatten([copied(leaf) for leaf in leaves], spec)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _put(value, {name: copied(part) for name, part in _fields_of(value).items()}, _set_field)
+    if isinstance(value, Mapping):
+        return _put(value, {key: copied(part) for key, part in value.items()}, _set_item)
+    return value
+
+
 def _replaced_in_object(value: Any, by: Callable[[torch.Tensor], Any]) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _with(value, _fields_of(value), by, _set_field)
@@ -118,8 +132,13 @@ def _with(
     changed = {key: part for key, part in made.items() if part is not parts[key]}
     if not changed:
         return value
+    return _put(value, changed, put)
+
+
+def _put(value: Any, parts: dict[Any, Any], put: Callable[[Any, Any, Any], None]) -> Any:
+    """A copy, with these."""
     other = copy.copy(value)
-    for key, part in changed.items():
+    for key, part in parts.items():
         put(other, key, part)
     return other
 
@@ -130,3 +149,14 @@ def _set_field(value: Any, name: str, part: Any) -> None:
 
 def _set_item(value: Any, key: Any, part: Any) -> None:
     value[key] = part
+
+
+def lying_as(alike: Sequence[torch.Tensor], shape: torch.Size) -> torch.Tensor | None:
+    """One of this shape, its dimensions in the order in memory of these; None where they differ, or have gaps."""
+    if all(each.is_contiguous() for each in alike):
+        return alike[0].new_empty(shape)
+    for each in alike:
+        order = sorted(range(each.dim()), key=each.stride().__getitem__, reverse=True)
+        if all(other.dim() == len(order) == len(shape) and other.permute(order).is_contiguous() for other in alike):
+            return each.new_empty([shape[dim] for dim in order]).permute([order.index(dim) for dim in sorted(order)])
+    return None

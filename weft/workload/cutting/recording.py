@@ -121,9 +121,9 @@ class StepRecording(TorchFunctionMode):
             return forward(*args, **kwargs)
         occurrence = self._occurrences[visible] = self._occurrences.get(visible, -1) + 1
         if visible.kind is CallKind.OPAQUE:
-            key = key_of(visible, occurrence, (args, kwargs))
+            key, came = key_of(visible, occurrence, (args, kwargs)), tensors_in((args, kwargs))
             result = self._opaque(visible, occurrence, forward, args, kwargs)
-            self._returned[key] = returned_of(result, (args, kwargs))
+            self._returned[key] = returned_of(result, came)
             self._note_substitutes(visible, occurrence, result)
             fed = tensors_in(result)
         else:

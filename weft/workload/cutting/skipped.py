@@ -31,7 +31,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.workload.code.own_classes import Modules, Unpickling
 from weft.workload.compiling.compiled import uncompiled
-from weft.workload.cutting.leaves import parts_of, replaced, tensors_in
+from weft.workload.cutting.leaves import copied, lying_as, parts_of, replaced, tensors_in
 from weft.workload.cutting.modes import NumbersRead
 from weft.workload.cutting.placeholder import Placeholder, placeholder_of, sized, without_numbers
 from weft.workload.cutting.tape import alone, of_no_run
@@ -52,6 +52,7 @@ class Returned:
     structure: Any  # with meta tensors
     requires: tuple[bool, ...]  # gradients, by leaf, where they are enabled
     given: Mapping[int, int]  # leaf -> which tensor of the arguments it is
+    again: Mapping[int, int]  # leaf -> an earlier one, which is the same tensor
     shaped_as: tuple[frozenset[int], ...]  # by leaf, the tensors of the arguments that have its shape
 
     def is_like(self, other: Returned, *, but_for_shapes: bool = False) -> bool:
@@ -62,7 +63,8 @@ class Returned:
             leaves = tensors_in(returned.structure)
             return [leaf.dtype if but_for_shapes else (leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves]
 
-        return seen(self) == seen(other) and self._given_behind_the_first() == other._given_behind_the_first()
+        are_alike = seen(self) == seen(other) and self.again == other.again
+        return are_alike and self._given_behind_the_first() == other._given_behind_the_first()
 
     def _given_behind_the_first(self) -> dict[int, int]:
         return {leaf: number for leaf, number in self.given.items() if leaf}
@@ -72,7 +74,8 @@ class Returned:
         leaves, structure = tree_flatten(self.structure)
         if not all(leaf is None or isinstance(leaf, torch.Tensor) for leaf in leaves):
             return None
-        return structure, [leaf is not None and leaf.dtype for leaf in leaves], self.requires, dict(self.given)
+        dtypes = [leaf is not None and leaf.dtype for leaf in leaves]
+        return structure, dtypes, self.requires, dict(self.given), dict(self.again)
 
 
 @contextlib.contextmanager
@@ -105,9 +108,9 @@ def unpickled(text: str, device: torch.device | None = None, modules: Modules | 
     return SkippedCalls(records, device, redraws, late=True)
 
 
-def returned_of(result: Any, given: tuple[Any, ...]) -> Returned:
-    """given: the arguments and keyword arguments of the call."""
-    came, leaves = tensors_in(given), tensors_in(result)
+def returned_of(result: Any, came: Sequence[torch.Tensor]) -> Returned:
+    """came: in the arguments, before the call: it may have written to a dict that it was given."""
+    leaves = tensors_in(result)
     arguments = {id(tensor): number for number, tensor in reversed(list(enumerate(came)))}
     with torch._C.DisableTorchFunctionSubclass():
         requires = tuple(leaf.requires_grad for leaf in leaves)
@@ -115,12 +118,14 @@ def returned_of(result: Any, given: tuple[Any, ...]) -> Returned:
         shaped_as = tuple(
             frozenset(number for number, shape in enumerate(shapes) if shape == sized(leaf).shape) for leaf in leaves
         )
+    firsts = {id(tensor): leaf for leaf, tensor in reversed(list(enumerate(leaves)))}
+    again = {leaf: first for leaf, tensor in enumerate(leaves) if (first := firsts[id(tensor)]) != leaf}
     same = {leaf: arguments[id(tensor)] for leaf, tensor in enumerate(leaves) if id(tensor) in arguments}
     try:
         structure = replaced(result, without_numbers)
     except Exception:  # what a class that looks at its tensors raises: a packed sequence wants some on the host
         structure = replaced(result, lambda tensor: torch.empty_like(tensor, requires_grad=False))
-    return Returned(structure, requires, same, shaped_as)
+    return Returned(structure, requires, same, again, shaped_as)
 
 
 def key_of(visible: Visible, occurrence: int, given: tuple[Any, ...]) -> Key:
@@ -172,22 +177,11 @@ def _like_arguments(records: Sequence[Returned], arguments: Sequence[torch.Tenso
         alike = [leaves[leaf] for leaves in structures if leaf < len(leaves)]
         if not common or min(common) >= len(arguments):
             return None
-        if (like := _lying_as(alike, arguments[min(common)].shape)) is None:
+        if (like := lying_as(alike, arguments[min(common)].shape)) is None:
             return None
         made.append(like)
     leaves = iter(made)
     return dataclasses.replace(records[0], structure=replaced(records[0].structure, lambda meta: next(leaves)))
-
-
-def _lying_as(alike: Sequence[torch.Tensor], shape: torch.Size) -> torch.Tensor | None:
-    """One of this shape, its dimensions in the order in memory of these; None where they differ, or have gaps."""
-    if all(each.is_contiguous() for each in alike):
-        return alike[0].new_empty(shape)
-    for each in alike:
-        order = sorted(range(each.dim()), key=each.stride().__getitem__, reverse=True)
-        if all(other.dim() == len(order) == len(shape) and other.permute(order).is_contiguous() for other in alike):
-            return each.new_empty([shape[dim] for dim in order]).permute([order.index(dim) for dim in sorted(order)])
-    return None
 
 
 class OtherStructure(BaseException):
@@ -334,7 +328,7 @@ class SkippedCalls:
         key = key_of(visible, occurrence, given)
         returned = self._known.pop(key, None)
         if returned is None:
-            seen = replaced(given, self._hidden) if hides else given
+            seen = copied(replaced(given, self._hidden) if hides else given)
             returned = self._computed(key, visible, forward, seen)
             form = form_of(visible, occurrence, given)
             first, count = self._alike.get(form, (returned, 0))
@@ -349,10 +343,10 @@ class SkippedCalls:
 
     def _computed(self, key: Key, visible: Visible, forward: Forward, given: tuple[Any, ...]) -> Returned:
         record = self._records.get(key) or self._by_first.get(key[:-1])  # a mask may be there, or not
-        read = NumbersRead()
+        came, read = tensors_in(given), NumbersRead()
         try:
             with torch.enable_grad(), _quiet(), read.looking(), of_no_run():  # its objects are given to others, too
-                returned = returned_of(uncompiled(forward)(*given[0], **given[1]), given)
+                returned = returned_of(uncompiled(forward)(*given[0], **given[1]), came)
         except Exception as error:  # whatever a module raises that gets no numbers
             return self._recorded(key, record) if record is not None else self._shaped_alike(key, visible, given, error)
         if read.any:
@@ -384,11 +378,12 @@ class SkippedCalls:
     def _placing(
         self, returned: Returned, what: Iterator[str], given: tuple[Any, ...], later: _Later | None
     ) -> Callable[[torch.Tensor], torch.Tensor]:
-        leaves = itertools.count()
         arguments = tensors_in(given) if returned.given else []
+        made: list[torch.Tensor] = []
 
-        def place(meta: torch.Tensor) -> torch.Tensor:
-            leaf, text = next(leaves), next(what)
+        def placed(leaf: int, text: str, meta: torch.Tensor) -> torch.Tensor:
+            if leaf in returned.again:
+                return made[returned.again[leaf]]
             if leaf and leaf in returned.given:
                 return arguments[returned.given[leaf]]  # a first one is the call's own, made or written to or neither
             requires = returned.requires[leaf] and torch.is_grad_enabled()
@@ -396,5 +391,9 @@ class SkippedCalls:
                 return placeholder_of(meta, text, requires_grad=requires, device=self.device)
             find = functools.partial(_find_leaf, self._later, later, leaf)
             return Placeholder.late(meta, find, text, requires_grad=requires, device=self.device)
+
+        def place(meta: torch.Tensor) -> torch.Tensor:
+            made.append(placed(len(made), next(what), meta))
+            return made[-1]
 
         return place

@@ -67,8 +67,9 @@ class TapeEntry:
     views: Mapping[int, int]  # leaf of the answer -> which tensor of what is given it is a view of
 
     def answered(self, given: Any) -> Any:
+        again = _Again()  # what stands twice in the answer is one tensor this time, too
         if not (self.passed or self.views):
-            return self.answer.again() if isinstance(self.answer, Renewed) else replaced(self.answer, _again)
+            return self.answer.again() if isinstance(self.answer, Renewed) else replaced(self.answer, again)
         arguments, leaves = tensors_in(given), itertools.count()
 
         def filled(tensor: torch.Tensor) -> torch.Tensor:
@@ -76,7 +77,7 @@ class TapeEntry:
             number = self.passed.get(leaf)
             if number is not None:
                 return arguments[number]
-            made = _again(tensor)
+            made = again(tensor)
             if leaf in self.views and isinstance(made, Renewed):
                 made.base = _root(arguments[self.views[leaf]])
             return made
@@ -84,8 +85,15 @@ class TapeEntry:
         return replaced(self.answer, filled)
 
 
-def _again(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.again() if isinstance(tensor, Renewed) else tensor
+class _Again(dict[int, Renewed]):
+    """Those of this run, by those that they are made of."""
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, Renewed):
+            return tensor
+        if id(tensor) not in self:
+            self[id(tensor)] = tensor.again()
+        return self[id(tensor)]
 
 
 def _root(tensor: torch.Tensor) -> Renewed | None:
