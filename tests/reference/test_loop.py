@@ -80,9 +80,14 @@ def run(tmp_path: Path) -> Run:
     """Trains the workload above, changed by Python source, with fields of the spec and arguments of the entry."""
 
     def go(
-        changes: str = "", *, on_step: Callable[[int, float], object] | None = None, threads: int = 1, **fields: Any
+        changes: str = "",
+        *,
+        more: str = "",
+        on_step: Callable[[int, float], object] | None = None,
+        threads: int = 1,
+        **fields: Any,
     ) -> ReferenceResult:
-        (tmp_path / "job.py").write_text(f"{SOURCE}\ndef entry(**args):\n    return workload(**args{changes})\n")
+        (tmp_path / "job.py").write_text(f"{SOURCE}{more}\ndef entry(**args):\n    return workload(**args{changes})\n")
         job = {"entry": "job.py:entry", "batch_size": 4, "seed": 3}
         job |= {name: fields.pop(name) for name in ("epochs", "steps", "batch_size", "seed", "mode") if name in fields}
         if not {"epochs", "steps"} & set(job):
@@ -167,6 +172,39 @@ def test_one_microbatch_is_the_loop_that_anyone_would_write_bit_for_bit(run: Run
             optimizer.step()
             losses.append(loss.item())
     assert result.losses == losses
+    assert_same_bits(result.state, model.state_dict())
+
+
+def test_a_model_that_rounds_by_itself_rounds_once_in_each_of_its_calls(run: Run) -> None:
+    """Around it there was an autocast that was off, until the end of which a rounded copy of the weights was kept: the
+    gradients of two calls were summed in bfloat16."""
+    rounding = """
+class Rounding(nn.Linear):
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = Rounding(3, 3)
+    def forward(self, x):
+        return self.layer(self.layer(x.float())).sum(dim=1)
+
+def rounded(output, target):
+    return nn.functional.mse_loss(output, target[:, 0].float())
+"""
+    plain = "metrics={}, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
+    result = run(f", model=Twice(), loss=rounded, {plain}", more=rounding, steps=1, batch_size=10)
+    space: dict[str, Any] = {"torch": torch, "nn": nn}
+    exec(rounding, space)
+    _, inputs, targets, _ = by_hand(dropout=0.0)
+    torch.manual_seed(3)
+    model = space["Twice"]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    order = torch.randperm(10, generator=torch.Generator().manual_seed(3))
+    space["rounded"](model(inputs[order]), targets[order]).backward()
+    optimizer.step()
     assert_same_bits(result.state, model.state_dict())
 
 

@@ -270,7 +270,11 @@ class _Loop:
             torch.cuda.default_generators[self._device.index].manual_seed(key)
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
-        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._strategy.precision == "bf16")
+        if (
+            self._strategy.precision != "bf16"
+        ):  # not one that is off: the model's own would keep their copies until its end
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, dtype=torch.bfloat16)
 
     def _batch(self, step: int, data: Data, indices: torch.Tensor, shares: Sequence[float]) -> Batch:
         microbatches = []
