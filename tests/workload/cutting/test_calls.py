@@ -125,6 +125,32 @@ def test_where_no_generator_is_put_back_no_call_is_taken_for_another(step: Any, 
         through_once(step, part, again)
 
 
+class Penalised(nn.Module):
+    """Moves by a gradient of its own, inside of a call, which a checkpoint around it computes again there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noisy = Noisy()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        start = x.detach().requires_grad_()
+        moved: torch.Tensor = torch.autograd.grad(self.noisy(start).square().sum(), start, create_graph=True)[0]
+        return x + self.noisy(x) + nn.functional.dropout(moved, 0.5, self.training)
+
+
+def by_a_penalty(parts: Parts, x: torch.Tensor, again: Again) -> torch.Tensor:
+    y = again(parts["b"], again(parts["a"], x)) + again(parts["a"], x)
+    slope: torch.Tensor = torch.autograd.grad(y.square().sum(), x, create_graph=True)[0]
+    return again(parts["b"], y) + nn.functional.dropout(slope, 0.5)
+
+
+@pytest.mark.parametrize(("step", "part"), [(by_a_penalty, Noisy), (in_a_loop, Penalised), (some_outside, Penalised)])
+def test_what_runs_again_in_a_backward_of_the_steps_own_is_no_other_call(step: Any, part: Any) -> None:
+    """It was counted, so it drew other numbers than its forward had, and so did all that came behind it."""
+    again = partial(checkpoint, use_reentrant=False)
+    assert_same(through_once(step, part, again), through_once(step, part, direct))
+
+
 class Adjoint(torch.autograd.Function):
     """Euler steps, of which backward computes each anew."""
 

@@ -4,7 +4,8 @@
     the n-th call, from 0           number 2n + 1 before it, 2n + 2 after it
 
 A stage that skips a call still counts it, so what any operation draws depends neither on the cut nor on what else a
-process runs. `torch.utils.checkpoint` around a call runs it again during backward: then the number is the same again.
+process runs. `torch.utils.checkpoint` around a call runs it again during backward, the step's own backward for a
+penalty on gradients as well: then the number is the same again.
 Of several calls of a module it is the one whose turn it was: before it runs anything again, a checkpoint puts torch's
 generator back to where it stood, and a generator tells what it was last seeded with, whatever it has drawn since.
 """
@@ -38,11 +39,15 @@ class CallNumbers:
 
     def __init__(self) -> None:
         self._seed: Seed | None = None
-        self._runs_again = False
-        self.is_running = False  # forward
+        self._is_running = False
         self.made: Made = {}  # by the last run
         self.seed: Seed = unseeded  # of the last run
         self.count = 0  # of calls in it
+
+    @property
+    def is_running(self) -> bool:
+        """Forward, and no backward inside of it: the step's own, as of a penalty on gradients (torch.autograd.grad)."""
+        return self._is_running and torch._C._current_graph_task_id() == -1
 
     @contextlib.contextmanager
     def running(self, seed: Seed) -> Iterator[None]:
@@ -54,13 +59,13 @@ class CallNumbers:
             self.end()
 
     def begin(self, seed: Seed) -> None:
-        self._seed, self.seed, self._runs_again, self.count = seed, seed, False, 0
-        self.is_running = True
+        self._seed, self.seed, self.count = seed, seed, 0
+        self._is_running = True
         self.made = {}
         seed(0)
 
     def end(self) -> None:
-        self._seed, self.is_running = None, False
+        self._seed, self._is_running = None, False
 
     @contextlib.contextmanager
     def running_again(self, seed: Seed) -> Iterator[None]:
@@ -74,7 +79,7 @@ class CallNumbers:
     def run_again(self, seed: Seed, made: Made | None = None) -> None:
         """What is called from now on, until the next run, is called by a backward. made: by the run that it is of;
         that of the last one."""
-        self._seed, self._runs_again, self.is_running = seed, True, False
+        self._seed, self._is_running = seed, False
         if made is not None:
             self.made = made
 
@@ -87,7 +92,7 @@ class CallNumbers:
         if self._seed is None:
             return forward(*args, **kwargs)
         seed = self._seed
-        number = self._number_again(visible) if self._runs_again else self._next(visible)
+        number = self._next(visible) if self.is_running else self._number_again(visible)
         if number is None:
             return self._run_without(visible, forward, args, kwargs)
         seed(2 * number + 1)
