@@ -270,9 +270,7 @@ class _Loop:
             torch.cuda.default_generators[self._device.index].manual_seed(key)
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
-        if (
-            self._strategy.precision != "bf16"
-        ):  # not one that is off: the model's own would keep their copies until its end
+        if self._strategy.precision != "bf16":  # one that is off keeps copies of those inside of it until its end
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, dtype=torch.bfloat16)
 
