@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,21 @@ def test_a_length_among_the_overrides_replaces_that_of_the_file(tmp_path: Path) 
     assert JobSpec.load(path, ["job.epochs=5"]).job.epochs == 5
     with pytest.raises(SpecError, match="epochs = 5 and steps = 6 are both given; leave one of them out"):
         JobSpec.load(path, ["job.epochs=5", "job.steps=6"])
+
+
+def test_a_spec_from_a_pipe_is_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`weft run <(sed … digits.toml)` looked for digits.py below /proc."""
+    monkeypatch.chdir(tmp_path)
+    reading, writing = os.pipe()
+    os.write(writing, b'directory = "jobs"\n[job]\nentry = "train.py:workload"\nbatch_size = 4\nepochs = 2\n')
+    os.close(writing)
+    try:
+        assert JobSpec.load(f"/dev/fd/{reading}").directory == str(tmp_path / "jobs")
+    finally:
+        os.close(reading)
+
+
+def test_what_is_too_large_for_a_spec_is_refused_before_all_of_it_is_read() -> None:
+    """/dev/zero, or a model by mistake, took memory until there was none."""
+    with pytest.raises(SpecError, match="/dev/zero: larger than 16 MiB, which no job spec is; give the path of a job"):
+        JobSpec.load("/dev/zero")

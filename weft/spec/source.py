@@ -19,6 +19,7 @@ from weft.spec.field_errors import SpecError
 WORKLOAD = "workload"  # the function of a Python file for which no other is named
 ENTRY_MODULE = "weft_entry_"  # what the module of an entry's file is called begins so, wherever it is imported
 MAX_ARGS_DEPTH = 16  # tables and lists in one another; deeper ones are no arguments but an attack on the parser
+MAX_SPEC_BYTES = 16 << 20
 
 _REMEDY = (
     "give the path of a job spec in TOML, or FILE.py with a function `workload` in it, or FILE.py:FUNCTION, or "
@@ -33,7 +34,9 @@ def read_source(source: str | Path) -> dict[str, Any]:
         return {"directory": working_directory(), "job": {"entry": f"{file}:{function}"}}
     file, function = python_function(source)
     if not file:
-        return _placed(_read_toml(Path(source)), Path(source).resolve().parent)
+        path = Path(source)
+        tables = _read_toml(path)
+        return _placed(tables, path.resolve().parent if path.is_file() else Path(working_directory()))
     directory, name = os.path.split(os.path.abspath(file))
     if not os.path.isfile(file):
         raise SpecError(f"{file}: {'not a file' if os.path.exists(file) else 'no such file'}; {_REMEDY}")
@@ -89,14 +92,18 @@ def module_function(source: str | Path) -> tuple[str, str]:
 
 
 def _placed(tables: dict[str, Any], home: Path) -> dict[str, Any]:
-    """With the file's own directory, or the one that it names, which may be relative to that."""
+    """With `home`, the file's own directory or of a pipe the working directory, or the one that it names, which may be
+    relative to that."""
     named = tables.get("directory", "")
     return tables | {"directory": os.path.normpath(home / named)} if isinstance(named, str) else tables
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        with path.open("rb") as file:  # a bounded read: a model or an endless device would take all memory
+            content = file.read(MAX_SPEC_BYTES + 1)
+        if len(content) <= MAX_SPEC_BYTES:
+            return tomllib.loads(content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n"))
     except FileNotFoundError:
         raise SpecError(f"{path}: no such file; {_REMEDY}") from None
     except IsADirectoryError:
@@ -111,3 +118,4 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise SpecError(f"{path}: not read: nested too deep; at most {MAX_ARGS_DEPTH} levels are taken") from None
     except ValueError:  # a NUL in the path
         raise SpecError(f"{str(path)!r}: no such file; {_REMEDY}") from None
+    raise SpecError(f"{path}: larger than {MAX_SPEC_BYTES >> 20} MiB, which no job spec is; {_REMEDY}")
