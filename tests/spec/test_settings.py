@@ -126,6 +126,14 @@ def test_a_daemon_that_is_no_table_is_named(value: str) -> None:
         load_settings({}, {}, None)
 
 
+@pytest.mark.parametrize("name", ["workers", "stand_ins", "gpus", "loaders", "threads", "max_queued", "drain_seconds"])
+def test_true_is_no_number(name: str) -> None:
+    """`workers = true` was one worker; `weft.Daemon(threads=True)` died with a usage message of the command's."""
+    write(f"[daemon]\n{name} = true\n")
+    with pytest.raises(SpecError, match=rf"weft\.toml: {name}: true is no whole number; write one without quotes"):
+        load_settings({}, {}, None)
+
+
 def test_an_unknown_table_is_named() -> None:
     write("[deamon]\nworkers = 3\n")
     with pytest.raises(SpecError, match=r"weft\.toml: 'deamon': unknown key; the settings stand under \[daemon\]"):

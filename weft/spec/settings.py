@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
 from weft.spec.field_errors import SpecError, explain, shown
 from weft.spec.source import check_utf8, home_directory
@@ -71,6 +72,13 @@ class Settings(BaseModel):
     )
     max_queued: int = Field(default=1000, ge=1, description="jobs that wait, run or are paused; one more is refused")
     drain_seconds: float = Field(default=20.0, gt=0, allow_inf_nan=False, description="budget of a drain after SIGTERM")
+
+    @field_validator("workers", "stand_ins", "gpus", "loaders", "threads", "max_queued", "drain_seconds", mode="before")
+    @classmethod
+    def _is_no_truth(cls, value: object) -> object:
+        if isinstance(value, bool):  # which pydantic takes for 0 and 1
+            raise PydanticCustomError("int_type", "true and false are no numbers")
+        return value
 
     @field_validator("runtime_dir", "state_dir", "runs_dir", "cache_dir")
     @classmethod
