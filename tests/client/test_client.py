@@ -411,3 +411,21 @@ def test_the_list_of_jobs_waits_for_no_heavy_import() -> None:
     code = "import sys, weft.cli.main, weft.cli.exits, weft.cli.verbs.job_list\n"
     code += f"sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], timeout=180).returncode == 0
+
+
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"socket": 3}, "socket: 3 is no path; give a str or a pathlib.Path, or leave it out"),
+        ({"socket": "a\0b"}, r"socket: 'a.x00b' is no path"),
+        ({"timeout": None}, r"timeout: None is no number of seconds; write for example 10\.0"),
+        ({"timeout": float("nan")}, "timeout: nan is no number"),
+        ({"timeout": -1}, "timeout: -1 is no number"),
+        ({"reconnect_seconds": "60"}, "reconnect_seconds: '60' is no number of seconds; write for example 60"),
+    ],
+)
+def test_arguments_of_a_client_are_refused_by_name(client: Any, arguments: dict[str, Any], sentence: str) -> None:
+    """They were a TypeError or ValueError out of Weft's own lines, at the first call."""
+    with pytest.raises(SpecError, match=f"weft.Client: {sentence}"):
+        client(**arguments)

@@ -9,6 +9,8 @@ if __name__ == "__main__":
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +23,8 @@ from weft.client.entry import check_not_inside_an_entry, entry_of, taken_apart
 from weft.client.foreground import run_in_foreground
 from weft.client.trained import Trained
 from weft.plan.schedules.given import problem_of_job
-from weft.spec.job_spec import JobSpec, SpecError
+from weft.spec.field_errors import shown
+from weft.spec.job_spec import JobSection, JobSpec, SpecError
 from weft.spec.schedule_text import read_grid_file
 from weft.spec.strategy import Strategy
 from weft.transport.wire.frames import Message
@@ -67,6 +70,8 @@ def run(
     Errors: SpecError for arguments that make no job, JobFailed for one that fails or is cancelled, and those of Client.
     """
     check_not_inside_an_entry()
+    _check_names(strategy)
+    _check_kinds(args, resume_from, socket, daemon)
     function, arguments = taken_apart(workload, args or {})
     given = {"stages": stages, "microbatches": microbatches} | strategy
     table = {
@@ -86,6 +91,40 @@ def run(
     if result["state"] != "completed":
         raise JobFailed(result)
     return Trained.of(result)
+
+
+def _check_names(strategy: Mapping[str, Any]) -> None:
+    """Errors: SpecError, a line for each keyword of `run` that is none."""
+    own = [name for name, each in inspect.signature(run).parameters.items() if each.kind is each.KEYWORD_ONLY]
+    known = [*own, *Strategy.model_fields]
+    of_daemon = inspect.signature(Daemon).parameters
+    of_spec = {*JobSpec.model_fields, *JobSection.model_fields} - {"strategy"}
+    problems = []
+    for name in strategy.keys() - known:
+        if name in of_daemon:
+            remedy = f"of a daemon; write daemon=weft.Daemon({name}=...)"
+        elif name in of_spec:
+            remedy = "of a job file; put all of the job in a weft.JobSpec, and submit that to a weft.Daemon"
+        elif near := difflib.get_close_matches(name, known, n=1):
+            remedy = f"unknown; did you mean {near[0]}?"
+        else:
+            remedy = (
+                f"unknown; an argument of the function stands in args={{...}}, known here: {', '.join(sorted(known))}"
+            )
+        problems.append(f"weft.run: {name}: {remedy}")
+    if problems:
+        raise SpecError("\n".join(sorted(problems)))
+
+
+def _check_kinds(args: object, resume_from: object, socket: object, daemon: object) -> None:
+    """Of what is used before a spec is made of it. Errors: SpecError."""
+    if not isinstance(args, Mapping | None):
+        raise SpecError(f"weft.run: args: {shown(args)} is no dict; write for example args={{'hidden': 128}}")
+    for name, path in {"resume_from": resume_from, "socket": socket}.items():
+        if not isinstance(path, str | Path | None):
+            raise SpecError(f"weft.run: {name}: {shown(path)} is no path; give a str or a pathlib.Path")
+    if not isinstance(daemon, Daemon | None):
+        raise SpecError(f"weft.run: daemon: {shown(daemon)} is no daemon; write for example weft.Daemon(workers=2)")
 
 
 def _spec_of(directory: str, job: Mapping[str, Any], strategy: Mapping[str, Any], every: str | None) -> JobSpec:

@@ -22,6 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
+from weft.client.arguments import check_arguments
 from weft.client.conversation import (
     RECONNECT_SECONDS,
     Close,
@@ -85,6 +86,7 @@ def _wire_spec(spec: JobSpec | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _conversation(socket: Path | str | None, timeout: float, reconnect_seconds: float) -> Conversation:
+    check_arguments(socket, timeout, reconnect_seconds)
     path = default_socket_path(os.environ) if socket is None else Path(socket)
     return Conversation(path, timeout, reconnect_seconds)
 
