@@ -153,6 +153,18 @@ def test_a_syntax_error_stands_without_the_import_systems_frames(tmp_path: Path)
     assert f'File "{tmp_path}/job.py", line 1' in message
 
 
+@pytest.mark.parametrize("source", ["def workload(): ...".encode("utf-16"), b"\x7fELF\0\1\2"])
+def test_a_file_that_is_no_text_in_utf_8_is_named(tmp_path: Path, source: bytes) -> None:
+    """All that was told was "source code string cannot contain null bytes", without a file."""
+    (tmp_path / "job.py").write_bytes(source)
+    spec = JobSpec(job={"entry": "job.py:workload", "epochs": 1, "batch_size": 1}, directory=str(tmp_path))
+    with pytest.raises((SyntaxError, ValueError)) as caught:
+        load_workload(spec)
+    assert (
+        f"{tmp_path}/job.py has NUL bytes: it is UTF-16, or no Python at all; save it" in fault_of(caught.value).message
+    )
+
+
 def test_code_that_exits_is_told_with_its_place(tmp_path: Path) -> None:
     class Exits(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,12 @@ class _Loader(importlib.machinery.SourceFileLoader):
         source = bytes(data), path
         if source not in _newest:
             _newest.clear()
-            _newest[source] = marshal.dumps(super().source_to_code(data, path, *more))
+            try:
+                _newest[source] = marshal.dumps(super().source_to_code(data, path, *more))
+            except (SyntaxError, ValueError) as error:
+                if b"\0" in source[0]:  # of which Python names no file
+                    error.add_note(f"{path} has NUL bytes: it is UTF-16, or no Python at all; save it as UTF-8")
+                raise
         code: CodeType = marshal.loads(_newest[source])
         return code
 
