@@ -126,11 +126,22 @@ def test_each_problem_of_a_spec_has_a_line() -> None:
     with pytest.raises(SpecError) as caught:
         JobSpec(job={"entry": 3, "steps": "x"}, profile=4)  # type: ignore[arg-type]
     assert problems_of(caught) == [
-        'JobSpec: job.entry: 3 is no text; write it in quotes, for example "name"',
+        'JobSpec: job.entry: 3 is no text; write it in quotes, for example "digits.py:workload"',
         "JobSpec: job.steps: 'x' is no whole number; write one without quotes, for example 4",
         "JobSpec: job.batch_size: missing; add batch_size, for example batch_size = 100",
         "JobSpec: profile: 4 is no table; write keys and values, for example { key = 1 }",
     ]
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "example"), [("checkpoint", "every", "500 steps"), ("stop", "max_time", "2 h")]
+)
+def test_a_number_for_an_interval_is_told_with_an_interval(section: str, key: str, example: str) -> None:
+    """The remedy for `--checkpoint 5` was to write it in quotes, and then '5' was no interval."""
+    with pytest.raises(SpecError) as caught:
+        JobSpec(job=JobSection(**TABLES[JobSection]), **{section: {key: 5}})
+    told = f'JobSpec: {section}.{key}: 5 is no text; write it in quotes, for example "{example}"'
+    assert problems_of(caught) == [told]
 
 
 def test_a_spec_that_is_wrong_all_over_is_told_in_few_lines() -> None:

@@ -103,7 +103,11 @@ def _sentence(problem: ErrorDetails, path: Sequence[int | str], model: type[Base
         kind = "invalid_key"
     what, remedy = _SENTENCES.get(kind, ("does not fit", "see the field's description"))
     context = {name: _number(value) for name, value in problem.get("ctx", {}).items()}
-    remedy = remedy.format(**context)
+    remedy = (
+        f"write it in quotes, for example {_text_example(path, model)}"
+        if kind == "string_type"
+        else remedy.format(**context)
+    )
     if last in (NUMBER, LIST, WORD) and kind in _KINDS:
         what, remedy = "does not fit", _EITHER[str(path[-1])]
     return f"{shown(problem['input'])} {what}; {remedy}"
@@ -155,6 +159,13 @@ def _example(path: Sequence[int | str], model: type[BaseModel]) -> str:
         return f"add {name}, for example {name} = {json.dumps(values[0])}"
     needed = [key for key, own in section.model_fields.items() if own.is_required()]
     return f"add the table [{'.'.join(map(str, path))}]" + (f" with {' and '.join(needed)}" if needed else "")
+
+
+def _text_example(path: Sequence[int | str], model: type[BaseModel]) -> str:
+    """Of a text, as the field's description has it: `5` in quotes were no interval."""
+    table = _section_of(path, model) if path else None
+    field = None if table is None else table.model_fields.get(str(path[-1]))
+    return json.dumps((field.examples if field and field.examples else ["name"])[0])
 
 
 def _suggestion(path: Sequence[int | str], model: type[BaseModel]) -> str:

@@ -171,7 +171,7 @@ class StopSection(Section):
     patience: int = Field(default=3, ge=1, le=MAX_COUNT, description="epochs in a row without an improvement")
     min_delta: float = Field(default=0.0, ge=0, allow_inf_nan=False, description="by how much it has to be better")
     max_time: str | None = Field(
-        default=None, description="of training, beyond which it is given no further step: a number of s, min or h"
+        default=None, description="of training; then it is given no further step: s, min or h", examples=["2 h"]
     )
 
     @field_validator("metric")
