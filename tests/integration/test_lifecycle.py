@@ -260,7 +260,7 @@ def test_a_job_that_runs_is_cancelled_in_its_workers_which_go_on_with_the_next(d
     assert any("progress" in event for event in daemon.client.follow(job))
     assert daemon.client.cancel(job) == "cancelled"
     daemon.until_idle()
-    assert daemon.worker_pids() == workers or f"did not let go of {job} in time" in daemon.log(), "on a busy machine"
+    assert daemon.worker_pids() == workers or f"did not let go of {job} within" in daemon.log(), "on a busy machine"
     spec = daemon.spec(strategy={"stages": stages})
     assert has_the_plain_loops_result(daemon.run(spec), spec)
 

@@ -19,6 +19,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from weft.scheduler.core.ending import CANCEL_SECONDS, RELEASE_SECONDS
+
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, Gate, until, SECONDS = (_REAL[name] for name in ("RealDaemon", "Gate", "until", "SECONDS"))
 LINE = _REAL["LINE"]
@@ -223,7 +225,7 @@ def test_a_cancel_is_done_whatever_the_job_is_doing_and_the_workers_serve_the_ne
     own_daemons: Callable[[], RealDaemon], moment: str, stuck: str
 ) -> None:
     """With a worker stopped, or in code that never returns, it took the 10 s that a worker has to let go. How soon it
-    is done the core's tests tell, by their own clock."""
+    is done the core's tests tell, by their own clock: here nobody was given those."""
     daemon = own_daemons()
     with MOMENTS[moment](daemon) as (job, gate):
         directory = daemon.directory()
@@ -231,6 +233,7 @@ def test_a_cancel_is_done_whatever_the_job_is_doing_and_the_workers_serve_the_ne
         if stuck == "directory":
             gate.open()  # they go on until they need it
         assert daemon.client.cancel(job) in ("cancelled", "completed")
+        assert f"did not let go of {job} within {RELEASE_SECONDS:g} s" not in daemon.log()
         directory.resume()
     assert daemon.run(daemon.spec(strategy=TWO_STAGES))["state"] == "completed"
 
@@ -260,6 +263,7 @@ def test_a_cancel_does_not_wait_for_a_process_that_holds_the_interpreter(daemon:
     job = daemon.submit(daemon.spec(source))
     daemon.until_logged(job, "it holds on")
     assert daemon.client.cancel(job) == "cancelled"
+    assert f"did not let go of {job} within {CANCEL_SECONDS:g} s" in daemon.log()
 
 
 # --- what outlives whom

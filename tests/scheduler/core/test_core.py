@@ -577,7 +577,9 @@ def test_a_worker_that_does_not_let_go_in_time_is_killed(rehearsal: Rehearsal) -
     rehearsal.now += RELEASE_SECONDS - 0.1
     assert rehearsal.tell(Ticked()) == []
     rehearsal.now += 0.1
-    assert rehearsal.tell(Ticked()) == [KillWorker(worker="cpu-0", cause="did not let go of a in time")]
+    assert rehearsal.tell(Ticked()) == [
+        KillWorker(worker="cpu-0", cause=f"did not let go of a within {RELEASE_SECONDS:g} s")
+    ]
     commands = rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
     assert commands[-1].state == "failed"  # type: ignore[union-attr]  # a RecordState
     assert rehearsal.tell(Ticked()) == []
@@ -607,7 +609,7 @@ def test_a_cancelled_job_waits_a_second_for_its_workers_whatever_it_was_doing(
     assert rehearsal.tell(CancelRequested(job="a"))[-1] == SetTimer(seconds=CANCEL_SECONDS)
     waiting = rehearsal.core.jobs["a"].waiting_for
     rehearsal.now += CANCEL_SECONDS
-    cause = "did not let go of a in time"
+    cause = f"did not let go of a within {CANCEL_SECONDS:g} s"
     assert rehearsal.tell(Ticked()) == [KillWorker(worker=worker, cause=cause) for worker in sorted(waiting)]
     for worker in sorted(waiting):
         commands = rehearsal.tell(WorkerLost(worker=worker, exit_code=-9))

@@ -371,7 +371,7 @@ class Core(Starting):
                 commands += snapshots.save(job)
             if job.deadline is not None and self._now >= job.deadline:
                 job.deadline = None  # a killed worker is lost soon, and never answers otherwise
-                cause = f"did not let go of {job.name} in time"
+                cause = f"did not let go of {job.name} within {job.patience:g} s"
                 commands += [events.KillWorker(worker=worker, cause=cause) for worker in sorted(job.waiting_for)]
         return commands
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -70,7 +69,9 @@ class Ending(State):
         return commands + self._tell_to_let_go(job, frozenset(keeps))
 
     def _tell_to_let_go(self, job: Job, keeps: frozenset[str] = frozenset()) -> list[Command]:
-        job.keeps, job.deadline = keeps, min(job.deadline or math.inf, self._now + RELEASE_SECONDS)
+        job.keeps = keeps
+        if job.deadline is None:
+            job.deadline, job.patience = self._now + RELEASE_SECONDS, RELEASE_SECONDS
         job.waiting_for = set(job.workers)
         if not job.waiting_for:
             return self._released(job)
@@ -156,7 +157,7 @@ class Ending(State):
         """Somebody waits for the job's end: its workers get less time to let go."""
         if job.phase is not Phase.RELEASING or job.deadline is None or job.deadline <= self._now + CANCEL_SECONDS:
             return []
-        job.deadline = self._now + CANCEL_SECONDS
+        job.deadline, job.patience = self._now + CANCEL_SECONDS, CANCEL_SECONDS
         return [events.SetTimer(seconds=CANCEL_SECONDS)]
 
 

@@ -105,7 +105,8 @@ class Job:
     stopped: str | None = None  # why it ends sooner, once that is known
     outcome: Outcome | None = None
     stopping: Outcome | None = None  # what it stops for, at the end of an iteration
-    deadline: float | None = None
+    deadline: float | None = None  # by when its workers have to let go
+    patience: float = 0.0  # seconds, the shortest that they were given for it
     snapshot: Snapshot | None = None  # the newest that is whole: what another attempt goes on from
     copying: list[Snapshot] = field(default_factory=list)  # those that lanes have been told of, until they are whole
     best: Snapshot | None = None  # the best so far, while it waits for its turn to be written to the disk
